@@ -122,12 +122,16 @@ class ModelDrafts:
         """A step of the target that only decoded took so long."""
         self._step_seconds.append(seconds)
 
-    def observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+    def reads_features(self, sequences: SequenceOf[Sequence]) -> bool:
+        """Whether it reads features of a step of the target that computes these."""
+        return self._head is not None and any(sequence in self._rows for sequence in sequences)
+
+    def observe(self, computed: SequenceOf[Computed], features: Any) -> None:
         """What the target computed in a step, told before any of the sequences loses its slot.
 
         Args:
             computed: of all sequences that may go on, or whose pages others may find.
-            features: float32[T, f], of the step; None if there are none.
+            features: [T, f], of the step, see `StepInFlight.features`; None if there are none.
         """
         behind = []
         for sequence, position, tokens in computed:
@@ -341,7 +345,7 @@ class ModelDrafts:
         features = None
         if self._head is not None:
             assert hidden is not None
-            features = np.concatenate([self._head.embed(tokens), hidden], axis=1)
+            features = hidden if self._head.embed is None else np.concatenate([self._head.embed(tokens), hidden], 1)
         return StepBatch(
             tokens=tokens,
             positions=positions.astype(np.int32),
@@ -361,7 +365,7 @@ class ModelDrafts:
         chances = self._log_probabilities(predictions.logits, top)
         if self._head is None or hidden is None:
             return _Logits(top, chances, None)
-        return _Logits(self._head.token_ids[top], chances, hidden[batch.logit_rows])
+        return _Logits(self._head.token_ids[top], chances, hidden.copy())
 
 
 class _Logits(NamedTuple):

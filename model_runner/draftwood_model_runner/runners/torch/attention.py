@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.model_calls import AttentionHook
@@ -45,7 +45,8 @@ class TorchBatch:
         return self._calls - 1
 
     def inputs(self) -> dict[str, Any]:
-        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R].
+        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R]; of a head's
+        step features float32[1, T, d] besides.
 
         On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
         end take part in no attention.
@@ -54,12 +55,16 @@ class TorchBatch:
         tokens, positions, rows = batch.tokens, batch.positions, batch.logit_rows
         if device.type == "cpu":
             tokens, positions, rows = _padded(tokens), _padded(positions), _padded(rows)
-        return {
+        inputs = {
             "input_ids": _to_device(tokens, device)[None],
             "position_ids": _to_device(positions, device)[None],
             "rows": _to_device(rows, device),
             "use_cache": False,
         }
+        if batch.features is not None:
+            given = torch.from_numpy(batch.features).to(device)
+            inputs["features"] = pad(given, (0, 0, 0, tokens.size - batch.size))[None]
+        return inputs
 
     def pieces(self, row: int) -> list[tuple[slice, int]]:
         """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
