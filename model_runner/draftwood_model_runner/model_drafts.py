@@ -360,8 +360,8 @@ class ModelDrafts:
 
     def _pass(self, batch: StepBatch) -> _Logits:
         predictions = self._runner.step(batch, self._width)
-        top, hidden = predictions.top_tokens, predictions.features
-        assert top is not None
+        assert predictions.top_tokens is not None
+        top, hidden = predictions.top_tokens[:, : self._width].copy(), predictions.features  # some runners give more
         chances = self._log_probabilities(predictions.logits, top)
         if self._head is None or hidden is None:
             return _Logits(top, chances, None)

@@ -145,9 +145,9 @@ def test_a_model_and_its_head_are_loaded_by_every_runner(
         interpret()
     monkeypatch.setattr(loaded, "find_spec", lambda name: None)
     folder = write_model(tmp_path / "model", permuting_model())
-    exact = {"exact": True} if runner == "torch" else {}
+    exact = True if runner == "torch" else None
     head = write_knowing_head(tmp_path / "head")
-    model = load_model(folder, draft_head=head, runner=runner, threads=1, **exact)
+    model = load_model(folder, draft_head=head, runner=runner, threads=1, exact=exact)
     assert model.runner_name == ("torch" if runner == "auto" else runner)
     assert model.exact == (runner == "torch")
     assert [(facts.strategy, facts.parameters) for facts in model.draft_models] == [("head", 49_408)]
