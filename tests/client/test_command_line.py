@@ -43,7 +43,10 @@ def test_chat_answers_and_complete_continues(cli: Cli, server: FakeServer) -> No
     cli("chat", "Why?", "--system", "Be brief.", "--tenant", "acme")
     cli("complete", "Why?")
     first, second = server.requests
-    assert [(turn.role, turn.content) for turn in first.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
+    assert [(turn.role, turn.content[0].text) for turn in first.chat.messages] == [
+        ("system", "Be brief."),
+        ("user", "Why?"),
+    ]
     assert first.tenant == "acme"
     assert second.text == "Why?"
 
