@@ -166,7 +166,7 @@ def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
     assert abs(half.change - everything.change) < 0.03
     assert half.high - half.low > 1.2 * (everything.high - everything.low) > 0
     assert [few.HasField(bound) for bound in ("low", "high")] == [False, False]  # sixty in an arm
-    values = [row.metrics["mean time to first token"] for row in report(SPLIT, run(4000, timed=50)).arms]
+    values = [row.metrics["ttft_seconds_mean"] for row in report(SPLIT, run(4000, timed=50)).arms]
     assert values == pytest.approx([0.0209, 0.0209], abs=0.001)
     found = report(SPLIT, run(4000, timed=50, ttft=1.5)).violations
     assert [(one.arm, one.guardrail) for one in found] == [("hybrid", "ttft")]

@@ -341,7 +341,10 @@ def _delimited(number: int, data: bytes) -> bytes:
 
 MALFORMED = {
     "text": (_delimited(1, b"ok \xff"), "UTF-8"),
-    "second chat message": (_delimited(3, _delimited(1, b"") + _delimited(1, _delimited(2, _delimited(1, b"\x80")))), "UTF-8"),
+    "second chat message": (
+        _delimited(3, _delimited(1, b"") + _delimited(1, _delimited(2, _delimited(1, b"\x80")))),
+        "UTF-8",
+    ),
     "cut off in a nested message": (_delimited(7, b"\x1a\x7f"), "corrupt"),
     "not protobuf": (b"\xff\xff\xff", "corrupt"),
 }
