@@ -377,8 +377,8 @@ async def test_a_servers_report_shows_the_requests_of_both_kinds_of_engines(serv
         assert of_server
         for row in found.arms:  # the server's requests alone have a TTFT, and it is theirs
             assert 0 < row.metrics["ttft_seconds_mean"] < 5.0
-            assert row.metrics["tokens per step"] > 0
-        assert found.arms[0].metrics["tokens per step"] > 1.2 * found.arms[1].metrics["tokens per step"]
+            assert row.metrics["tokens_per_step"] > 0
+        assert found.arms[0].metrics["tokens_per_step"] > 1.2 * found.arms[1].metrics["tokens_per_step"]
         assert sum(await requests_counted(served, 0)) == len(inside)  # closing counts nothing twice
 
 
