@@ -29,7 +29,7 @@ from draftwood_strategies.draft import EMPTY_TREE
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 _ACTIVATION_GROUPS = {"float32": 0, "bfloat16": GROUP}
 """Activations that share a scale where a product with quantized weights rounds them to 8 bits; 0: they are not rounded.
-docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
+docs/decisions/quantized-weights.md has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
 
 Float32Array = npt.NDArray[np.float32]
@@ -172,7 +172,7 @@ def take_over_head(
     41 instead of 23 ms after a product of NumPy.
 
     Args:
-        head: a `loading.draft_heads.EagleHead`.
+        head: a `loading.draft_heads.EagleHead`, or `loading.mtp_heads.MtpHead`.
         max_context, threads: as for `take_over`.
 
     Raises:
@@ -182,6 +182,8 @@ def take_over_head(
 
     converted = convert_head(head, max_context)
     quantize_weights(converted.model, 8)
+    if head.fc is None:
+        return OpenVinoRunnerFactory(converted, threads), lambda features: features
     weight = head.fc.weight.detach().numpy()
     features = ops.parameter([-1, weight.shape[1]], np.float32)
     first = ov.Model([ops.matmul(features, ops.constant(weight), False, True)], [features])
