@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -17,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2
 from draftwood_errors import InvalidInputError, InvalidValueError
+from draftwood_memory.store.naming import TENANT_ID, TENANT_ID_ALLOWED
 from draftwood_strategies.drafting import DraftChoice, require_strategy
 from draftwood_strategies.options import OptionValue
 from draftwood_strategies.registry import UnknownStrategyError, check_options
@@ -67,6 +67,14 @@ def check_identifier(field: str, given: str) -> str:
     return given
 
 
+def check_tenant(field: str, given: str) -> str:
+    """`given`, if it may be the id of a tenant. Raises InvalidInputError."""
+    if not TENANT_ID.fullmatch(given):
+        shown = given if len(given) <= MAX_IDENTIFIER_BYTES else None
+        raise InvalidInputError(field, shown, f"must be {TENANT_ID_ALLOWED}")
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """What the server's settings allow a tenant.
@@ -91,8 +99,8 @@ def tenant_of(field: str, name: str) -> str:
     """The tenant of a resource's name. Raises InvalidInputError."""
     tenant = name.removeprefix(TENANT_PREFIX)
     if tenant == name or not tenant:
-        raise InvalidInputError(field, name, 'must be "tenants/" and the tenant, such as tenants/acme')
-    return check_identifier(field, tenant)
+        raise InvalidInputError(field, name, 'must be "tenants/" and the id of the tenant, such as tenants/acme')
+    return check_tenant(field, tenant)
 
 
 def read_tenant(message: tenants_pb2.Tenant, limits: ServerLimits) -> TenantConfig:
@@ -140,14 +148,8 @@ def read_drafting(message: tenants_pb2.DraftConfig, limits: ServerLimits) -> Dra
 
 
 def sampling_values(options: generation_pb2.SamplingOptions) -> dict[str, Any]:
-    """The fields that are set, without n and logit_bias. A 32-bit float is read as the shortest decimal that represents
-    it: 0.7 and not 0.699999988.
-    """
-    return {
-        field.name: float(str(np.float32(value))) if isinstance(value, float) else value
-        for field, value in options.ListFields()
-        if field.name not in ("logit_bias", "n")
-    }
+    """The fields that are set, without n and logit_bias."""
+    return {field.name: value for field, value in options.ListFields() if field.name not in ("logit_bias", "n")}
 
 
 def require_description(text: str) -> None:
@@ -252,9 +254,7 @@ def read_experiment(message: experiments_pb2.Experiment, limits: ServerLimits) -
     if len(message.tenants) > MAX_TENANTS:
         raise InvalidInputError("tenants", None, f"has {len(message.tenants)} items; at most {MAX_TENANTS}")
     for index, tenant in enumerate(message.tenants):
-        check_identifier(f"tenants[{index}]", tenant)
-        if not tenant:
-            raise InvalidInputError(f"tenants[{index}]", None, "must not be empty")
+        check_tenant(f"tenants[{index}]", tenant)
     try:
         return ExperimentConfig(
             name=experiment_of("name", message.name),

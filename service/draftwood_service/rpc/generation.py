@@ -1,4 +1,4 @@
-"""GenerationService: Generate, Tokenize, Detokenize, GetModelInfo.
+"""GenerationService: Generate, GenerateStream, Tokenize, Detokenize, GetModelInfo.
 
 Works with messages, streams and time limits. Threads are in `engine`, statuses in `errors`.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
-from functools import partial
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.output import Finish
 from draftwood_model_runner.request import Request
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
@@ -23,13 +25,24 @@ from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.request_quota import RequestQuota, TextCallQuota
-from draftwood_service.rpc.answers import Writer, delta, finished, relay
+from draftwood_service.rpc.answers import (
+    MAX_ANSWER_BYTES,
+    AnswerMessages,
+    Writer,
+    gather,
+    pad,
+    padding_of_whole,
+    relay,
+    require_size_of_whole,
+)
 from draftwood_service.rpc.calls import Call, Run
 from draftwood_service.rpc.model_info import model_info
+from draftwood_service.rpc.parts import AnswerReader, bytes_of_beginnings
 from draftwood_service.rpc.prompts import TextExecutor, read_format, read_prompt, require_at_most, require_in_vocabulary
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import Terms, draft_choice, read_terms
 from draftwood_service.serving import Serving
+from draftwood_service.tools import ToolFormat
 from draftwood_strategies.drafting import NO_CHOICE
 from draftwood_tenants.config import DeltaShaping, TenantConfig
 from draftwood_tenants.experiments.arms import ArmAssignment
@@ -42,8 +55,41 @@ _AT_DEADLINE = 0.05
 """A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline."""
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
-_MAX_ANSWER_BYTES = 4 * 2**20
-"""gRPC's default limit of received messages."""
+_FEW_DETAILS = 512
+"""Tokens with details that are made a message on the event loop; more go to a worker thread."""
+_LAST_TOKENS = 32
+"""Of a prompt, in which the marker of reasoning would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answering:
+    """A request that the engine has.
+
+    Attributes:
+        shaping: of its messages.
+        messages: what makes them.
+    """
+
+    stream: Stream
+    quota: RequestQuota
+    record: RequestLog
+    shaping: DeltaShaping
+    messages: AnswerMessages
+
+    @property
+    def request(self) -> Request:
+        """Of the first sample."""
+        return self.record.samples[0].request
+
+    async def release(self) -> None:
+        """Gives back what the answer did not use of the tenant's quota."""
+        self.quota.release(used_tokens(self.record.samples))
+        await self.quota.released()
+
+    def ended(self, finishes: SequenceOf[Finish]) -> None:
+        """Notes how the samples ended."""
+        self.record.finish_reasons = [finish.reason.value for finish in finishes]
+        self.record.outcome = self.record.finish_reasons[0]
 
 
 class GenerationServicer:
@@ -81,6 +127,7 @@ class GenerationServicer:
         """What answers each method of the service."""
         return {
             "Generate": self.generate,
+            "GenerateStream": self.generate_stream,
             "Tokenize": self.tokenize,
             "Detokenize": self.detokenize,
             "GetModelInfo": self.get_model_info,
@@ -90,8 +137,43 @@ class GenerationServicer:
         """Ends its threads."""
         self._text_executor.close()
 
-    async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+        """The whole answer, or the error that ends the call with one status."""
+        async with self._submitted(request, call, whole=True) as answering:
+            outputs = await gather(answering.stream, answering.shaping)
+            await answering.release()
+            started = self._started(answering.request, answering.record.assignment)
+            make, messages = answering.messages.whole, answering.messages
+            few = not messages.with_details or sum(len(output.token_ids) for output in outputs) <= _FEW_DETAILS
+            response = make(started, outputs) if few else await asyncio.to_thread(make, started, outputs)
+            requests = [sample.request for sample in answering.record.samples]
+            if padding := padding_of_whole(answering.shaping, requests, response.ByteSize()):
+                pad(response, padding)
+            answering.ended([output.finish for output in outputs if output.finish is not None])
+            return response
+
+    async def generate_stream(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
+        async with self._submitted(request, call) as answering:
+            shaping = answering.shaping
+            async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
+                started = self._started(answering.request, answering.record.assignment)
+                await writer.write(pb.GenerateStreamResponse(started=started))
+                finishes = await relay(answering.stream, writer, answering.messages, shaping)
+                await answering.release()  # a client may send its next request once it has read the end
+                await writer.write(answering.messages.finished(finishes))
+            answering.ended(finishes)
+
+    @asynccontextmanager
+    async def _submitted(
+        self, request: pb.GenerateRequest, call: Call, whole: bool = False
+    ) -> AsyncIterator[_Answering]:
+        """Admits a request, and submits it to the engine. At the end its slots are free, what it did not use of its
+        quota is given back, and it is logged.
+
+        Args:
+            whole: the answer is one message.
+        """
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
         operation = "chat" if request.HasField("chat") else "text_completion"
@@ -109,12 +191,16 @@ class GenerationServicer:
             try:
                 await quota.enter(terms.min_tokens)
                 requests = await self._read(terms, call, time.perf_counter() + seconds)
-                record.samples = [Sample(sample) for sample in requests]
+                messages = self._messages(terms, requests)
+                if whole:
+                    limits = messages.with_details, bool(request.output.draft_trees), self._settings.max_draft_nodes
+                    require_size_of_whole(requests, *limits)
+                record.samples = [*messages.samples]
                 await quota.reserve_tokens(max_tokens(requests))
                 stream.submit(*record.samples)
                 quota.queued()
-                with_details = request.output.token_details or terms.sampling.logprobs is not None
-                await self._answer(stream, call, quota, record, shaping, with_details)
+                shaping = shaping.holding(bytes_of_beginnings(self._called(request)))
+                yield _Answering(stream, quota, record, shaping, messages)
             except asyncio.CancelledError:
                 left = remaining(call)
                 if left is not None and left < _AT_DEADLINE:
@@ -131,27 +217,26 @@ class GenerationServicer:
         answer_format = await read_format(terms.message.format, terms.model, self._text_executor, terms.tenant)
         return terms.requests(prompt, answer_format, call, deadline)
 
-    async def _answer(
-        self,
-        stream: Stream,
-        call: Call,
-        quota: RequestQuota,
-        record: RequestLog,
-        shaping: DeltaShaping,
-        with_details: bool,
-    ) -> None:
-        """Streams the answers of a submitted request."""
-        samples, assignment = record.samples, record.assignment
-        request = samples[0].request
-        async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-            await writer.write(self._started(request, assignment))
-            message = partial(delta, with_details=with_details, token_bytes=self._token_bytes, samples=samples)
-            finishes = await relay(stream, writer, message, shaping)
-            quota.release(used_tokens(samples))
-            await quota.released()  # a client may send its next request once it has read the end
-            await writer.write(finished(samples, finishes))
-        record.finish_reasons = [finish.reason.value for finish in finishes]
-        record.outcome = record.finish_reasons[0]
+    def _called(self, message: pb.GenerateRequest) -> list[str]:
+        """Names of the tools whose calls are read in the answer."""
+        return [] if message.output.raw_text else [tool.name for tool in message.chat.tools]
+
+    def _messages(self, terms: Terms, requests: SequenceOf[Request]) -> AnswerMessages:
+        """What makes the messages of the answer, with a reader of each sample."""
+        message, model, first = terms.message, self._serving.model, requests[0]
+        names, is_read = self._called(message), message.HasField("chat") and not message.output.raw_text
+        tools = model.tool_format if names and isinstance(model.tool_format, ToolFormat) else None
+        reasoning, opened = (model.reasoning_format if is_read else None), False
+        # An answer in a format is not reasoning from its first token.
+        if reasoning is not None and first.format is None:
+            last = model.tokenizer.decode(first.prompt[-_LAST_TOKENS:], include_special_tokens=True)
+            opened = last.rstrip().endswith(reasoning.begin)
+        return AnswerMessages(
+            samples=[Sample(request) for request in requests],
+            readers=[AnswerReader(reasoning, opened, tools, names) for _ in requests],
+            with_details=message.output.token_details or terms.sampling.logprobs is not None,
+            token_bytes=self._token_bytes,
+        )
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         self._require_served(request.model)
@@ -166,8 +251,8 @@ class GenerationServicer:
             return pb.TokenizeResponse(token_ids=ids, tokens=map(self._token_bytes.text, ids))
 
         answer = response() if len(ids) <= _FEW_TOKENS else await self._text_executor.run(tenant, response)
-        if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
-            problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
+        if (size := answer.ByteSize()) > MAX_ANSWER_BYTES:
+            problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {MAX_ANSWER_BYTES} are sent"
             raise InvalidInputError(prompt.field, None, problem)
         return answer
 
@@ -196,19 +281,16 @@ class GenerationServicer:
         session, overridden = check_identifier("session", request.session), draft_choice(request.drafting) != NO_CHOICE
         return self._experiments.assigner.assign(tenant, request_id=request_id, session=session, overridden=overridden)
 
-    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
-        return pb.GenerateResponse(
-            started=pb.Started(
-                request_id=request.request_id,
-                model=self._serving.model.name,
-                tenant=request.tenant,
-                strategy=request.drafting.strategy,
-                prompt_tokens=request.prompt.size,
-                max_tokens=request.stop.max_tokens,
-                seed=request.sampling.seed if request.sampling.temperature else None,
-                experiment=assignment.experiment.config.name if assignment else "",
-                arm=assignment.arm.id if assignment else "",
-            )
+    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.Started:
+        return pb.Started(
+            request_id=request.request_id,
+            model=self._serving.model.name,
+            tenant=request.tenant,
+            strategy=request.drafting.strategy,
+            prompt_tokens=request.prompt.size,
+            max_tokens=request.stop.max_tokens,
+            experiment=assignment.experiment.config.name if assignment else "",
+            arm=assignment.arm.id if assignment else "",
         )
 
     def _require_served(self, model: str) -> None:
