@@ -24,7 +24,7 @@ from draftwood_service.errors import ClientDisconnectedError, ReaderStalledError
 from draftwood_service.serving import TokenBytes
 from draftwood_tenants.config import DeltaShaping
 
-DeltaMessage = Callable[[Output], pb.GenerateResponse]
+DeltaMessage = Callable[[Output], Message]
 """The message with the tokens of one or several steps."""
 _SMALLEST = 2
 """Bytes of an empty entry of `padding`: tag and length."""
@@ -72,19 +72,24 @@ async def _relay_at_cadence(
 
 
 async def _collect(stream: Stream, queues: SequenceOf[Output], until: float) -> None:
-    """Adds the stream's outputs to the queues of their samples until a time of the event loop; raises the first error
-    of a sample or of the stream.
-    """
+    """As `collect`, until a time of the event loop."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(until):
             while True:
-                for pending in await stream.take():
-                    if pending.finish is not None and pending.finish.error is not None:
-                        raise pending.finish.error
-                    queues[pending.sample].add(pending)
+                await collect(stream, queues)
 
 
-def _next_delta(queue: Output, message: DeltaMessage, max_bytes: float) -> pb.GenerateResponse:
+async def collect(stream: Stream, queues: SequenceOf[Output]) -> None:
+    """Adds the stream's next outputs to the queues of their samples; raises the first error of a sample or of the
+    stream.
+    """
+    for pending in await stream.take():
+        if pending.finish is not None and pending.finish.error is not None:
+            raise pending.finish.error
+        queues[pending.sample].add(pending)
+
+
+def _next_delta(queue: Output, message: DeltaMessage, max_bytes: float) -> Message:
     """The message with the queue's first tokens, as many as fit but at least one if there are any; they leave it."""
     size = min(len(queue.token_ids), MAX_PART_TOKENS)
     fitting = bisect_right(range(1, size + 1), max_bytes, key=lambda count: message(queue.part(0, count)).ByteSize())

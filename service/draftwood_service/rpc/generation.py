@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
+from typing import Protocol
 
 import numpy as np
+from google.protobuf.message import Message
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.output import Finish
 from draftwood_model_runner.request import Request
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
@@ -44,6 +47,57 @@ _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
 _MAX_ANSWER_BYTES = 4 * 2**20
 """gRPC's default limit of received messages."""
+
+
+class Answering(Protocol):
+    """Sends the answer to one request, in the messages of a service."""
+
+    def check(self, request: pb.GenerateRequest, call: Call, shaping: DeltaShaping) -> None:
+        """Raises InvalidInputError or PermissionDeniedError if the answer cannot be sent as it is asked for."""
+
+    async def stream(self, stream: Stream, writer: Writer, record: RequestLog, shaping: DeltaShaping) -> list[Finish]:
+        """Sends what comes before the end; raises the first error of a sample."""
+
+    def end(self, samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> Iterable[Message]:
+        """The messages with which the answer ends."""
+
+
+class _Native:
+    """The messages of GenerationService."""
+
+    def __init__(self, serving: Serving, options: pb.OutputOptions) -> None:
+        self._model = serving.model
+        self._options = options
+
+    def check(self, request: pb.GenerateRequest, call: Call, shaping: DeltaShaping) -> None:
+        if self._options.draft_trees:
+            _allow_trees(call.principal, shaping)
+
+    async def stream(self, stream: Stream, writer: Writer, record: RequestLog, shaping: DeltaShaping) -> list[Finish]:
+        request = record.samples[0].request
+        await writer.write(self._started(request, record.assignment))
+        with_details = self._options.token_details or request.sampling.logprobs is not None
+        token_bytes = self._model.tokenizer.token_bytes
+        message = partial(delta, with_details=with_details, token_bytes=token_bytes, samples=record.samples)
+        return await relay(stream, writer, message, shaping)
+
+    def end(self, samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> Iterable[Message]:
+        return [finished(samples, finishes)]
+
+    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
+        return pb.GenerateResponse(
+            started=pb.Started(
+                request_id=request.request_id,
+                model=self._model.name,
+                tenant=request.tenant,
+                strategy=request.drafting.strategy,
+                prompt_tokens=request.prompt.size,
+                max_tokens=request.stop.max_tokens,
+                seed=request.sampling.seed if request.sampling.temperature else None,
+                experiment=assignment.experiment.config.name if assignment else "",
+                arm=assignment.arm.id if assignment else "",
+            )
+        )
 
 
 class GenerationServicer:
@@ -92,6 +146,10 @@ class GenerationServicer:
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
+        await self.answer(request, call, _Native(self._serving, request.output))
+
+    async def answer(self, request: pb.GenerateRequest, call: Call, answering: Answering) -> None:
+        """The same, with messages of a choice."""
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
         operation = "chat" if request.HasField("chat") else "text_completion"
@@ -99,10 +157,9 @@ class GenerationServicer:
             assignment = record.assignment = self._assign(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
-            if request.output.draft_trees:
-                _allow_trees(call.principal, shaping)
+            answering.check(request, call, shaping)
             terms = read_terms(request, self._serving, tenant, config, assignment, call.principal.name)
-            stream = self._bridge.admit(terms.samples, tenant)
+            stream = self._bridge.admit(terms.samples, tenant, call.request_id)
             quota = RequestQuota(self._limiter, tenant, self._limits_of(config))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
@@ -113,8 +170,7 @@ class GenerationServicer:
                 await quota.reserve_tokens(max_tokens(requests))
                 stream.submit(*record.samples)
                 quota.queued()
-                with_details = request.output.token_details or terms.sampling.logprobs is not None
-                await self._answer(stream, call, quota, record, shaping, with_details)
+                await self._answer(stream, call, quota, record, shaping, answering)
             except asyncio.CancelledError:
                 left = remaining(call)
                 if left is not None and left < _AT_DEADLINE:
@@ -138,18 +194,15 @@ class GenerationServicer:
         quota: RequestQuota,
         record: RequestLog,
         shaping: DeltaShaping,
-        with_details: bool,
+        answering: Answering,
     ) -> None:
         """Streams the answers of a submitted request."""
-        samples, assignment = record.samples, record.assignment
-        request = samples[0].request
         async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-            await writer.write(self._started(request, assignment))
-            message = partial(delta, with_details=with_details, token_bytes=self._token_bytes, samples=samples)
-            finishes = await relay(stream, writer, message, shaping)
-            quota.release(used_tokens(samples))
+            finishes = await answering.stream(stream, writer, record, shaping)
+            quota.release(used_tokens(record.samples))
             await quota.released()  # a client may send its next request once it has read the end
-            await writer.write(finished(samples, finishes))
+            for message in answering.end(record.samples, finishes):
+                await writer.write(message)
         record.finish_reasons = [finish.reason.value for finish in finishes]
         record.outcome = record.finish_reasons[0]
 
@@ -195,21 +248,6 @@ class GenerationServicer:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
         session, overridden = check_identifier("session", request.session), draft_choice(request.drafting) != NO_CHOICE
         return self._experiments.assigner.assign(tenant, request_id=request_id, session=session, overridden=overridden)
-
-    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
-        return pb.GenerateResponse(
-            started=pb.Started(
-                request_id=request.request_id,
-                model=self._serving.model.name,
-                tenant=request.tenant,
-                strategy=request.drafting.strategy,
-                prompt_tokens=request.prompt.size,
-                max_tokens=request.stop.max_tokens,
-                seed=request.sampling.seed if request.sampling.temperature else None,
-                experiment=assignment.experiment.config.name if assignment else "",
-                arm=assignment.arm.id if assignment else "",
-            )
-        )
 
     def _require_served(self, model: str) -> None:
         """Raises ModelNotServedError if a request names another model than the served one; "" names none."""
