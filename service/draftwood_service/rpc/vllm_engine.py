@@ -128,9 +128,7 @@ class VllmEngineServicer:
         model = self._serving.model
         defaults = asdict(model.defaults.sampling)
         return pb.GetModelInfoResponse(
-            model_path=model.name,
             served_model_name=model.name,
-            tokenizer_path=model.name,
             is_generation=True,
             max_context_length=model.max_context,
             max_req_input_len=model.max_context - 1,
