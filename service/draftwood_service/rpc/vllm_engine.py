@@ -129,6 +129,8 @@ class VllmEngineServicer:
         defaults = asdict(model.defaults.sampling)
         return pb.GetModelInfoResponse(
             served_model_name=model.name,
+            # No name of the hub: a gateway would read the tokenizer there before it asks for it here.
+            tokenizer_path=f"/served/{model.name}",
             is_generation=True,
             max_context_length=model.max_context,
             max_req_input_len=model.max_context - 1,
