@@ -5,6 +5,7 @@ It is in an environment of its own, which `make test-system` installs.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,11 +14,12 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
@@ -25,7 +27,8 @@ from draftwood_benchmarks.harness.servers import ServerProcess, server_process
 from draftwood_client import Client
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.model_runner.loading.templates import HERMES
-from tests.service.fakes import serving, until
+from tests.service.fakes import ByteTokenizer, FakeModel, serving, until
+from tests.service.rpc.test_vllm_engine import keys_of
 
 SMG = Path(__file__).parents[2] / ".venv-peers" / "smg" / "bin" / "smg"
 pytestmark = [
@@ -304,3 +307,55 @@ async def test_it_sends_no_credential_and_no_tenant(tmp_path: Path) -> None:
         flags = "--api-key", "dw_x", "--tenant-api-key", "acme:dw_y"
         with shepherd(tmp_path / "log", *flags, workers=[served.server.address], ready=lambda url: True):
             await until(lambda: served.server.gate.unauthenticated.total > 2)
+
+
+class BundledTokenizer(ByteTokenizer):
+    """Gateways tokenize as with the bundled model."""
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            path.name: path.read_bytes() for path in Path(BUNDLED_MODEL).iterdir() if path.suffix in (".json", ".jinja")
+        }
+
+
+async def test_one_for_each_tenant_behind_a_proxy_that_adds_its_key(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path / "auth.yaml", "acme", "beta")
+    model = FakeModel(name=MODEL, vocab_size=4096, tokenizer=BundledTokenizer())
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(model=model, auth_file=tmp_path / "auth.yaml"))
+        for tenant, key in zip(("acme", "beta"), keys, strict=True):
+            proxy = await stack.enter_async_context(adding(key, served.server.address))
+            gateway = shepherd(tmp_path / tenant, workers=[proxy])
+            url = await asyncio.to_thread(gateway.__enter__)
+            stack.callback(gateway.__exit__, None, None, None)
+            served.engine.added.clear()
+            assert await asyncio.to_thread(is_ready, url)
+            assert [sequence.request.tenant for sequence in served.engine.added] == [tenant]
+
+
+@asynccontextmanager
+async def adding(key: str, target: str) -> AsyncIterator[str]:
+    """The address of a proxy in front of a service that sends a key with each call, as Envoy's
+    `request_headers_to_add` does."""
+
+    class Passing(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            method = channel.stream_stream(details.method)
+
+            async def call(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+                try:
+                    async for answer in method(messages, metadata=(("authorization", f"Bearer {key}"),)):
+                        yield answer
+                except grpc.aio.AioRpcError as error:
+                    await context.abort(error.code(), error.details())
+
+            return grpc.stream_stream_rpc_method_handler(call)
+
+    async with grpc.aio.insecure_channel(target) as channel:
+        server = grpc.aio.server(handlers=[Passing()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            await server.stop(1.0)
