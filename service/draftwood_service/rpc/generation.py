@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 from google.protobuf.message import Message
@@ -180,6 +180,16 @@ class GenerationServicer:
                 quota.release(used_tokens(record.samples))
                 timer.cancel()
                 stream.close()
+
+    def refuse(self, error: Exception, call: Call, tenant: str) -> NoReturn:
+        """Raises the error of a request that another service cannot read, after it was logged as any other.
+
+        Args:
+            tenant: that the request names; "" for none.
+        """
+        named = call.principal.tenant_for(tenant)
+        with RequestLog(call, named, "text_completion", self._experiments.counting).until_end():
+            raise error
 
     async def _read(self, terms: Terms, call: Call, deadline: float) -> list[Request]:
         """Does the work that reading takes: makes tokens of the prompt, and tries the format."""

@@ -13,7 +13,7 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -107,9 +107,13 @@ class VllmEngineServicer:
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams chunks and one GenerateComplete for each sample; without `stream` only these."""
+        tenant = _tenant(call)
         try:
             asked = as_native(request, self._serving.model.vocab_size)
-            asked.tenant = _tenant(call)
+        except InvalidValueError as error:
+            self._generation.refuse(error, call, tenant)
+        asked.tenant = tenant
+        try:
             await self._generation.answer(asked, call, _Answering(whole=not request.stream))
         except InvalidValueError as error:
             _rename(error)
@@ -364,7 +368,7 @@ def _rename(error: InvalidValueError) -> None:
 
 
 def _refusal(method: str, reason: str) -> Run:
-    async def refuse(request: Any, call: Call) -> Awaitable[None]:
+    async def refuse(request: Any, call: Call) -> None:
         raise NotServedError(method, reason)
 
     return refuse

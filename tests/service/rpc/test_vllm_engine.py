@@ -323,12 +323,14 @@ async def test_one_quota_for_both_services() -> None:
 async def test_the_log_has_its_requests(served: Served, logged: io.StringIO) -> None:
     await said(engine_of(served).Generate(ask(4, True, "mine", temperature=0)))
     await refused(engine_of(served).Generate(ask(5000, True, "wrong")))
-    await until(lambda: logged.getvalue().count('"event": "request"') == 2)
+    await refused(engine_of(served).Generate(ask(5, True, "unread", structural_tag="{}")))
+    await until(lambda: logged.getvalue().count('"event": "request"') == 3)
     lines = [json.loads(line) for line in logged.getvalue().splitlines()]
-    mine, wrong = (line for line in lines if line["event"] == "request")
+    mine, wrong, unread = (line for line in lines if line["event"] == "request")
     assert (mine["request_id"], mine["tenant"], mine["outcome"]) == ("mine", "default", "length")
     assert (mine["prompt_tokens"], mine["completion_tokens"]) == (3, 4)
     assert (wrong["request_id"], wrong["outcome"]) == ("wrong", "context_length_exceeded")
+    assert (unread["request_id"], unread["tenant"], unread["outcome"]) == ("unread", "default", "invalid_value")
 
 
 async def test_streams_are_refused_where_sizes_are_hidden() -> None:
