@@ -61,7 +61,7 @@ class RecyclingOptions(StrategyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JacobiOptions(StrategyOptions):
-    """Those of `jacobi`. W 10, N 5 and G 10 are published values; docs/decisions has what they gain.
+    """Those of `jacobi`. W 10, N 5 and G 10 are published values; docs/decisions/hybrid.md has what they gain.
 
     Attributes:
         window: W, the columns of the window. A draft takes at most half its budget for the window, which is narrower

@@ -18,7 +18,7 @@ from draftwood_strategies.native import Struct, arrays_at, compiled, record_dtyp
 
 ORDERS = 4
 """The longest context, in tokens. Acceptance length, cold, 64 nodes, by this: 2.71, 3.14, 3.32 and 3.46 for one to four
-tokens, no more for six (docs/decisions, "Recycling keys the model's predictions by up to four tokens")."""
+tokens, no more for six (docs/decisions/hybrid.md)."""
 
 WIDTH = 8
 """How many successors a row holds. The paper's value."""
@@ -39,7 +39,7 @@ _BUCKET = 4
 """Rows of a bucket."""
 _ALWAYS_KEPT = 2
 """Contexts of up to so many tokens always get a row, longer ones once the shorter one has one: half the rows at the
-same acceptance length (docs/decisions, as above)."""
+same acceptance length (docs/decisions/hybrid.md)."""
 
 
 def has_layout(rows: Any) -> bool:

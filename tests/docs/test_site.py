@@ -120,3 +120,10 @@ def test_the_index_of_decisions_has_each_record_once() -> None:
     index = (folder / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\(([^)/]+\.md)\)$", index, re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in folder.glob("*.md") if path.name != "index.md")
+
+
+def test_comments_name_records_that_exist() -> None:
+    words = ["git", "grep", "-hoE", "docs/decisions/[a-z0-9-]+[.]md"]
+    named = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).is_file()] == []

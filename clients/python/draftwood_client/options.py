@@ -174,7 +174,7 @@ def _pem(name: str, path: str | Path | None) -> bytes | None:
 MAX_ATTEMPTS = 5
 """gRPC makes no more attempts, whatever a policy says."""
 _MIN_SECONDS = 0.01
-"""gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions)."""
+"""gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions/grpc.md)."""
 
 
 @dataclass(frozen=True, slots=True)

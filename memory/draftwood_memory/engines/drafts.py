@@ -46,7 +46,7 @@ MAX_FAILURES, PAUSE_SECONDS = 3, 60.0
 """Steps in a row in which drafting raised, after which it pauses for so long: errors are not logged in each step."""
 _INDEXED_TOKENS = 1 << 15
 """Tokens of prompts that are indexed in a step, which engines read in chunks of thousands: 3 to 11 ms, 29 ms for jacobi
-(docs/decisions, "Prompts are indexed in pieces")."""
+(docs/decisions/first-tokens.md)."""
 
 Publish: TypeAlias = Callable[[list[DataPoint]], None]
 DraftListener: TypeAlias = Callable[[SequenceOf[Session]], None]

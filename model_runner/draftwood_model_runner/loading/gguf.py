@@ -1,7 +1,7 @@
 """GGUF files as ordinary folders: their weights are made dense once, and kept in the folder of converted models.
 
 All other code sees such a folder only. It is keyed by the file's content, and has the name that clients see. Weights
-are kept in bfloat16: docs/decisions has what that changes. One process at a time writes here, into a temporary folder
+are kept in bfloat16 (docs/decisions/quantized-weights.md). One process at a time writes here, into a temporary folder
 that is renamed when it is complete. A child process converts, so that this one imports no torch.
 """
 

@@ -207,8 +207,7 @@ class ModelSettings(SettingsGroup):
 class SchedulingSettings(SettingsGroup):
     """Scheduling.
 
-    Two defaults were measured, see docs/decisions: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding
-    requests").
+    Two defaults were measured, see docs/decisions/first-tokens.md: prefill_chunk and shared_prefill_chunk.
     """
 
     max_running: int = Field(default=8, le=4096)

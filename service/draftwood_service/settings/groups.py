@@ -220,7 +220,7 @@ class RequestSettings(SettingsGroup):
 class StreamSettings(SettingsGroup):
     """Streams.
 
-    The default of stream_interval was measured, see docs/decisions: "Threads that spin".
+    The default of stream_interval was measured, see docs/decisions/engine-process.md.
     """
 
     stream_interval: float = Field(default=0.03, ge=0, le=60)

@@ -44,7 +44,7 @@ CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
 _log = logging.getLogger(__name__)
 MAX_INDEXED_TOKENS = 2048
 """Tokens of prompts that are indexed in one step, for which all its sequences wait: 0.2 to 0.7 ms, and 1.8 ms for
-jacobi (docs/decisions, "Prompts are indexed in pieces")."""
+jacobi (docs/decisions/first-tokens.md)."""
 
 
 class ExitedError(Exception):

@@ -88,7 +88,7 @@ def _min_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray
 _EXPONENT = 1.25
 """Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
 step would have written it as well: it saves less than its score says. 1 costs up to 2% and 2 up to 3%
-(docs/decisions, "Chains inside vLLM, measured")."""
+(docs/decisions/draft-budget.md)."""
 
 
 def worthwhile_chains(

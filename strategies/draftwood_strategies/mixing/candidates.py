@@ -34,7 +34,7 @@ _LEAST_LEFT = 0.02
 
 # The prior: fitted on GSM8K and support prompts, the 20 measured ones among them, and rounded to 0.05.
 # `tools/fit_source_weights.py` prints these constants for other prompts; those for HumanEval, MT-Bench and the demo's
-# warm-up questions made acceptance lengths 1 to 4% shorter (docs/decisions, "Hybrid's prior carries over").
+# warm-up questions made acceptance lengths 1 to 4% shorter (docs/decisions/hybrid.md).
 _BEST_ROW = (1.8, 1.15, 0.65, 0.35, 0.05, -0.15, -0.35, -0.5)
 _OTHER_ROWS = (0.95, 0.5, 0.3, 0.15, 0.0, -0.05, -0.15, -0.2)
 _FIRST_OF_OTHER_ROWS = (0.95, 0.95, 0.8, 0.6)

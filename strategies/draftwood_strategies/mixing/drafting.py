@@ -27,7 +27,7 @@ from draftwood_strategies.tree_index import LINKED_NODE, NO_NODE, offer, takes
 _BEST_CHANCE = 0.07
 """The probability that the first of these tokens comes next where nothing else is known; that of the i-th is 1/i of it.
 Counted on 103 steps with empty drafts: one of the first 4, 8, 16 and 63 tokens came in 15, 22, 25 and 30% of
-them, these constants give 15, 19, 24 and 33% (docs/decisions, "Unused nodes")."""
+them, these constants give 15, 19, 24 and 33% (docs/decisions/hybrid.md)."""
 
 
 class MixedDraft(NamedTuple):

@@ -29,7 +29,7 @@ prior was fitted with them."""
 _FIRST_RATE, _FIRST_TOKENS = 5.0, 40.0
 """The first tokens count five times, half of what is more after 40: weights that were fitted to other text adapt to a
 tenant's soon. On random text scores added up to 2.1 times what was accepted instead of 3.1, elsewhere acceptance
-lengths changed by -2.8 to +2.4% (docs/decisions, "The first tokens teach a hybrid more")."""
+lengths changed by -2.8 to +2.4% (docs/decisions/hybrid.md)."""
 _GREATEST = 8.0
 """Bounds every weight; a logit of 8 is a probability of 0.9997."""
 

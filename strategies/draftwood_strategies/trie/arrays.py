@@ -84,22 +84,21 @@ DEEPEST = 256
 
 LEAST_SCORE = 0.2
 """Divided by the budget, the least score that is worth a look into the odds, or a novel token. 0.05, 0.1 and 0.4 change
-acceptance lengths by less than 0.1% (docs/decisions, "A score depends on the path alone")."""
+acceptance lengths by less than 0.1% (docs/decisions/trie-scores.md)."""
 WIDENED = (2, 1, 1, 1, 1)
 """How many nodes of each depth a draft widens, from that of the root's children on. Six in all, as the candidates have
-space for. Other sixes change acceptance lengths by -0.4 to +0.0% (docs/decisions, "A score depends on the path
-alone")."""
+space for. Other sixes change acceptance lengths by -0.4 to +0.0% (docs/decisions/trie-scores.md)."""
 WIDEN_BY, WIDEN_SCORE, NODES_PER_WIDENING = 5, 0.01, 5
 """Candidates that a widened node gets from each index besides its parent's, the score above which it gets them, and of
 how many nodes of the budget one is widened. Without them acceptance lengths are 1.1% shorter. 8 candidates from a score
 of 0.005 on, for 6 nodes of every draft, change them by 0.06% with 16 nodes and by nothing with 64, and a draft of 16
-takes 30% longer (docs/decisions, "One call for a batch")."""
+takes 30% longer (docs/decisions/trie-scores.md)."""
 NOVEL_NODES = 32
 """Novel tokens that are drafted below a node at most, or the budget if that is less. 16 shorten acceptance lengths by
 0.5% with 64 nodes, 64 change them by less than 0.1%."""
 MOST_OWN, MOST_MEMORY = 64, 128
 """Candidates of a search in the own index and in the memory at most. With half as many more acceptance lengths grow by
-0.2%, and a draft takes 15% longer with a million tokens in memory (docs/decisions, "What the trie can do without")."""
+0.2%, and a draft takes 15% longer with a million tokens in memory (docs/decisions/trie-scores.md)."""
 MOST_ROOTS = MOST_OWN + MOST_MEMORY + 2
 """Bounds the candidates at the root: those of both searches, and the position that is followed in each index."""
 

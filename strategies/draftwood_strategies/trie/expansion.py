@@ -51,8 +51,8 @@ from draftwood_strategies.trie.weights import (
 )
 
 _LEAST = 8
-"""Candidates that each order may add to a search however many others there are. 16 change nothing (docs/decisions,
-"What the trie can do without")."""
+"""Candidates that each order may add to a search however many others there are. 16 change nothing
+(docs/decisions/trie-scores.md)."""
 _MOST_GAINED = np.float32(3.0)
 """How many times its share a node's probability is at most taken to be: a node that would score less than the draft's
 least score even so is not looked up in the odds, and not drafted if it is a novel token."""

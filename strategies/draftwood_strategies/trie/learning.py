@@ -35,8 +35,8 @@ from draftwood_strategies.trie.weights import (
 )
 
 _RATE = 0.02
-"""Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2% (docs/decisions, "The
-trie's constants are flat")."""
+"""Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2%
+(docs/decisions/trie-scores.md)."""
 _LEAST, _GREATEST = 1e-4, 1e5
 """Bounds of every factor of a vote."""
 

@@ -23,12 +23,12 @@ from draftwood_strategies.native import Struct, address_of, arrays_at, compiled,
 
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked; each costs four bytes a token and a hash table. Without 8 acceptance lengths
-change by -0.05% (docs/decisions, "The trie's constants are flat")."""
+change by -0.05% (docs/decisions/trie-scores.md)."""
 WAYS = (4, 2, 1, 1)
 """How many of the newest occurrences of a phrase of each order its hash table holds, a power of two. An occurrence
 links to the one as many occurrences before it, so that a search loads several side by side. With 1 everywhere it waits
-for each to learn where the next one is, and a draft of 64 nodes takes 3 us longer (docs/decisions, "Several chains
-for each phrase")."""
+for each to learn where the next one is, and a draft of 64 nodes takes 3 us longer
+(docs/decisions/draft-time.md)."""
 WAYS_BEFORE = (*itertools.accumulate(WAYS, initial=0),)
 """How many ways the shorter orders have together; the last is that of all."""
 TOKENS_PER_BLOCK = 16

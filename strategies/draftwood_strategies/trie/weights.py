@@ -145,8 +145,8 @@ def length_at(candidates: Candidates, j: Integer, depth: Integer) -> Integer:
 LENGTHS = LONGEST + 2
 """Bins of the longest match with a token in one source, 0 for none."""
 SLOTS = 1 << 14
-"""Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions, "Scores know the
-tokens")."""
+"""Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9%
+(docs/decisions/trie-scores.md)."""
 SCALE, BIAS = 0, 1
 LENGTH_AT = 2
 TOKENS_AT = LENGTH_AT + 3 * LENGTHS
@@ -260,7 +260,7 @@ COUNTED = 256
 """How many tokens are counted at a time."""
 _DECAY, _UNSEEN = 0.999, 20.0
 """What each miss leaves of all counts, and the count of tokens that are not counted. 0.995 and 0.9998 change acceptance
-lengths by -0.2 and -0.0% (docs/decisions, "Tokens that no context predicts")."""
+lengths by -0.2 and -0.0% (docs/decisions/trie-scores.md)."""
 
 
 def no_novel() -> Novel:

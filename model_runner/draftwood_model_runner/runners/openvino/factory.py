@@ -29,7 +29,7 @@ from draftwood_strategies.draft import EMPTY_TREE
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 _ACTIVATION_GROUPS = {"float32": 0, "bfloat16": GROUP}
 """Activations that share a scale where a product with quantized weights rounds them to 8 bits; 0: they are not rounded.
-docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
+docs/decisions/quantized-weights.md has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
 
 Float32Array = npt.NDArray[np.float32]

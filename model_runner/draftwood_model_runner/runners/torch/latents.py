@@ -22,7 +22,7 @@ _EXPANDED_NUMBERS = 1 << 26
 """Numbers of expanded keys and values at most: 256 MB in float32."""
 _ABSORBED_COST = 1.7
 """Time of a product over latents, relative to one over keys and values. Found by steps of 1 to 512 tokens in contexts
-to 8,192 on a CPU; see docs/decisions, "Latents in place of keys and values"."""
+to 8,192 on a CPU; see docs/decisions/models-at-load.md."""
 _SCORES = 1 << 24
 """Scores that are computed at once: 64 MB."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

@@ -166,5 +166,5 @@ def test_steps_of_any_width_have_the_same_logits(weights: str, width: int, monke
         batch = lay_out([BatchRow(used, at, tokens[at : at + width], EMPTY_TREE, logits_from=0)])
         logits = runner.step(batch, 0).logits
         assert logits.shape == (width, VOCAB)
-        # Another kernel rounds otherwise: the difference is 0.1 then, see docs/decisions.
+        # Another kernel rounds otherwise: the difference is 0.1 then, see docs/decisions/quantized-weights.md.
         assert np.allclose(logits, chain[at : at + width], atol=1e-3, rtol=1e-3)
