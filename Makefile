@@ -161,6 +161,7 @@ check: $(STAMP)  ## Lint, types, import rules, protocol
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/python -m tools.protocol_rules
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	rm -rf build/stubs
 	tools/generate_stubs.sh build/stubs

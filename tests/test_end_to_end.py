@@ -242,10 +242,10 @@ async def test_formats_and_log_probabilities(shared: tuple[Serving, AsyncClient]
     for token, detail in zip(detailed.token_ids, detailed.details, strict=True):
         assert detail.logprob is not None
         best, second = detail.top_logprobs
-        assert (best.token_id, best.token_bytes) == (token, detail.token_bytes)
+        assert (best.token_id, best.bytes) == (token, detail.bytes)
         assert best.logprob == pytest.approx(detail.logprob)
         assert best.logprob >= second.logprob
-    assert b"".join(detail.token_bytes for detail in detailed.details).decode() == detailed.text
+    assert b"".join(detail.bytes for detail in detailed.details).decode() == detailed.text
     await server.assert_idle()
 
 

@@ -131,7 +131,9 @@ def _names(file: FileDescriptorProto) -> Iterator[str]:
 def _comments(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
     found = file.source_code_info.location
     return {
-        tuple(one.path): "\n".join(line.removeprefix(" ") for line in one.leading_comments.splitlines())
+        tuple(one.path): "\n".join(
+            line.removeprefix(" ") for line in one.leading_comments.splitlines() if not line.startswith(" buf:lint:")
+        )
         for one in found
     }
 

@@ -47,7 +47,7 @@ WORK = (
     Figure("proposed_tokens", "", "draftwood.draft.proposed_tokens", "{token}", "Draft tokens proposed"),
     Figure("draft_tokens", "draft_tokens", "draftwood.draft.tokens", "{token}", "Draft tokens verified"),
     Figure("accepted_tokens", "accepted_tokens", "draftwood.draft.accepted_tokens", "{token}", "Draft tokens accepted"),
-    Figure("draft_seconds", "draft_time", "draftwood.draft.time", "s", "Time in drafters"),
+    Figure("draft_seconds", "draft_duration", "draftwood.draft.time", "s", "Time in drafters"),
     Figure("disabled", "disabled", "draftwood.draft.disabled", "{sequence}", "Samples whose drafter failed or hung"),
     Figure(
         "suspensions", "", "draftwood.draft.suspended", "{suspension}", "Times that drafting paused as it was too slow"

@@ -13,7 +13,14 @@ from draftwood_model_runner.loading.facts import DraftModelFacts, ModelFacts
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sequence import Grammar
 from draftwood_service.settings import Settings
-from draftwood_service.tools import ChatTokenizer, NoToolFormatError, ToolFormat, tool_format_of
+from draftwood_service.tools import (
+    ChatTokenizer,
+    NoToolFormatError,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format_of,
+    tool_format_of,
+)
 from draftwood_strategies.arrays import Int32Array
 
 _CHARACTERS_OF_TOKEN = 16
@@ -84,6 +91,11 @@ class ServedModel(ModelInfo):
     def tool_format(self) -> ToolFormat | NoToolFormatError:
         """How the model writes calls of tools, or why it is given none."""
         return tool_format_of(self.tokenizer)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model marks its reasoning; None for one that writes none."""
+        return reasoning_format_of(self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,25 @@
-"""Tools of chats: how a model writes their calls, found from its own chat template, and the JSON in them.
+"""How a model writes calls of tools and marks its reasoning, found from its own chat template; and the JSON in calls.
 
-No file says it. But a template shows the model its earlier calls as it was trained to write them, so a conversation
-with calls of unmistakable names is rendered, and the form is what stands around their JSON.
+No file says it. But a template shows the model its earlier answers as it was trained to write them, so a conversation
+with unmistakable calls and thoughts is rendered, and the form is what stands around them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
-"""Messages and tools through a chat template, without a generation prompt. Raises whatever the template does."""
+"""Messages and tools through a chat template, as they are before an answer. Raises whatever the template does."""
 _NAMES = ("zq_first_tool", "zq_second_tool")
 _ARGUMENTS = {"zq_argument": "zq value"}
-_RESULT, _ANSWER = "zq result", "\u2020zq answer\u2021"
-"""The answer begins and ends with characters that no template has."""
+_RESULT, _ANSWER, _THOUGHT = "zq result", "\u2020zq answer\u2021", "\u2020zq thought\u2021"
+"""Answer and thought begin and end with characters that no template has."""
+_OPENED = re.compile(r"(?:<(\w[\w:]*)>|\[(\w+)\])\s*\Z")
+"""A marker at the end of a prompt, such as "<think>"."""
 MAX_NESTING = 32
 """Objects and lists in one another. Templates indent tools: 100 KB in 300 levels are 60 MB of prompt."""
 _TOO_DEEP = f"is nested too deeply; at most {MAX_NESTING} levels are allowed"
@@ -27,7 +30,13 @@ class ChatTokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool: ...
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str: ...
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str: ...
     def without_special_tokens(self, text: str) -> str: ...
 
 
@@ -49,6 +58,20 @@ class ToolFormat:
     arguments_key: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Reasoning is `begin`, what the model thinks, and `end`, at the start of an answer.
+
+    Attributes:
+        begin, end: such as "<think>" and "</think>", without white space around them.
+        opened_by_prompt: the prompt ends with `begin`.
+    """
+
+    begin: str
+    end: str
+    opened_by_prompt: bool
+
+
 class NoToolFormatError(Exception):
     """The model cannot be given tools, or its calls cannot be read; says why."""
 
@@ -65,6 +88,50 @@ def tool_format_of(tokenizer: ChatTokenizer) -> ToolFormat | NoToolFormatError:
     begin, end = (tokenizer.without_special_tokens(text) for text in (rendered.begin, rendered.end))
     between = None if rendered.between is None else tokenizer.without_special_tokens(rendered.between)
     return ToolFormat(begin, end, between, rendered.name_key, rendered.arguments_key)
+
+
+def is_marked(begin: str) -> bool:
+    """Whether a call begins with a marker such as "<tool_call>", and not as any JSON or list does."""
+    return any(character.isalnum() for character in begin)
+
+
+def reasoning_format_of(tokenizer: ChatTokenizer) -> ReasoningFormat | None:
+    """How a model marks its reasoning; None for one that writes none, or marks it with special tokens, which the text
+    of an answer is without.
+
+    A template tells it in one of two ways: it shows the reasoning of an earlier answer ("reasoning_content") between
+    two markers, or it ends the prompt with the first marker and takes what an answer has before the second one out of
+    it.
+    """
+    if not tokenizer.has_chat_template:
+        return None
+    question = {"role": "user", "content": "zq question"}
+
+    def shown(answer: dict[str, Any]) -> str:
+        return tokenizer.render([question, {"role": "assistant", "content": _ANSWER, **answer}], None)
+
+    try:
+        prompt = tokenizer.render([question], None, add_generation_prompt=True)
+        plain, thinking = shown({}), shown({"reasoning_content": _THOUGHT})
+        opened = _OPENED.search(prompt)
+        if _THOUGHT in thinking and thinking.find(_ANSWER) > thinking.find(_THOUGHT):
+            at, answer = thinking.find(_THOUGHT), thinking.find(_ANSWER)
+            begin = thinking[_in_common(plain, thinking) : at].strip() or (opened[0].strip() if opened else "")
+            # A template may show empty reasoning in an answer without any: then both begin alike.
+            begin = (_OPENED.search(thinking[:at]) or [begin])[0].strip()
+            end = thinking[at + len(_THOUGHT) : answer].strip()
+        elif opened is not None:
+            begin = opened[0].strip()
+            end = f"</{opened[1]}>" if opened[1] else f"[/{opened[2]}]"
+            if _THOUGHT in shown({"content": f"{_THOUGHT}{end}{_ANSWER}"}):
+                return None
+        else:
+            return None
+    except Exception:  # of the template, which may do anything
+        return None
+    if not begin or not end or not all(tokenizer.without_special_tokens(mark) == mark for mark in (begin, end)):
+        return None
+    return ReasoningFormat(begin, end, prompt.rstrip().endswith(begin))
 
 
 def _read(render: Render) -> ToolFormat:

@@ -155,6 +155,12 @@ class DeltaShaping:
         if self.rounding > 1 and not self.cadence:
             raise InvalidValueError("rounding", self.rounding, "it must be 1 without a cadence")
 
+    def holding(self, size: int) -> DeltaShaping:
+        """With so large a multiple of `padding` that messages of so many bytes have the size of others."""
+        if not self.padding or size <= self.max_delta_bytes:
+            return self
+        return replace(self, padding=self.padding * math.ceil((size + 2) / self.padding))
+
     @property
     def max_delta_bytes(self) -> float:
         """Of a delta at a cadence without its padding; infinity for no limit."""

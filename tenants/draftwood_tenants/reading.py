@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -32,6 +32,9 @@ from draftwood_tenants.experiments.assignment import ExperimentError, Limits
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig, ExperimentState
 
 MAX_IDENTIFIER_BYTES = 256
+_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+"""What a segment of a resource's name may have without being encoded (AIP-122). Case counts: ids are those of other
+systems, some of which have capital letters."""
 TENANT_PREFIX = "tenants/"
 MAX_DESCRIPTION = 1000
 """Characters."""
@@ -67,6 +70,14 @@ def check_identifier(field: str, given: str) -> str:
     return given
 
 
+def check_tenant(field: str, given: str) -> str:
+    """`given`, if it may be the id of a tenant. Raises InvalidInputError."""
+    if not _TENANT_ID.fullmatch(given):
+        allowed = 'must be 1 to 128 letters (a to z), digits, "-", ".", "_" and "~", and begin with a letter or digit'
+        raise InvalidInputError(field, given if len(given) <= MAX_IDENTIFIER_BYTES else None, allowed)
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """What the server's settings allow a tenant.
@@ -91,8 +102,8 @@ def tenant_of(field: str, name: str) -> str:
     """The tenant of a resource's name. Raises InvalidInputError."""
     tenant = name.removeprefix(TENANT_PREFIX)
     if tenant == name or not tenant:
-        raise InvalidInputError(field, name, 'must be "tenants/" and the tenant, such as tenants/acme')
-    return check_identifier(field, tenant)
+        raise InvalidInputError(field, name, 'must be "tenants/" and the id of the tenant, such as tenants/acme')
+    return check_tenant(field, tenant)
 
 
 def read_tenant(message: tenants_pb2.Tenant, limits: ServerLimits) -> TenantConfig:
@@ -140,14 +151,8 @@ def read_drafting(message: tenants_pb2.DraftConfig, limits: ServerLimits) -> Dra
 
 
 def sampling_values(options: generation_pb2.SamplingOptions) -> dict[str, Any]:
-    """The fields that are set, without n and logit_bias. A 32-bit float is read as the shortest decimal that represents
-    it: 0.7 and not 0.699999988.
-    """
-    return {
-        field.name: float(str(np.float32(value))) if isinstance(value, float) else value
-        for field, value in options.ListFields()
-        if field.name not in ("logit_bias", "n")
-    }
+    """The fields that are set, without n and logit_bias."""
+    return {field.name: value for field, value in options.ListFields() if field.name not in ("logit_bias", "n")}
 
 
 def require_description(text: str) -> None:
@@ -252,9 +257,7 @@ def read_experiment(message: experiments_pb2.Experiment, limits: ServerLimits) -
     if len(message.tenants) > MAX_TENANTS:
         raise InvalidInputError("tenants", None, f"has {len(message.tenants)} items; at most {MAX_TENANTS}")
     for index, tenant in enumerate(message.tenants):
-        check_identifier(f"tenants[{index}]", tenant)
-        if not tenant:
-            raise InvalidInputError(f"tenants[{index}]", None, "must not be empty")
+        check_tenant(f"tenants[{index}]", tenant)
     try:
         return ExperimentConfig(
             name=experiment_of("name", message.name),

@@ -1,4 +1,4 @@
-"""A scripted server: a list of behaviours, one for each attempt at `Generate`. Runs on port 0."""
+"""A scripted server: a list of behaviours, one for each attempt at `GenerateStream`. Runs on port 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
 
-Events = Iterator[pb.GenerateResponse]
+Events = Iterator[pb.GenerateStreamResponse]
 Behaviour = Callable[[pb.GenerateRequest, Any, "FakeServer"], Events]
 
 
@@ -29,6 +29,25 @@ def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pa
                 return
             yield delta(request, text, drafted[number] if drafted else number > 0)
         yield finished(len(texts), stop_string)
+
+    return behave
+
+
+def calls(reasoning: str, text: str, *called: tuple[str, Sequence[str]]) -> Behaviour:
+    """An answer with a thought, a text and calls, each with its arguments in pieces."""
+
+    def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
+        yield started(request)
+        parts = [pb.Part(reasoning=reasoning), pb.Part(text=text)]
+        for index, (name, pieces) in enumerate(called):
+            parts.append(pb.Part(tool_call=pb.ToolCallDelta(index=index, id=f"c{index}", name=name)))
+            parts += [pb.Part(tool_call=pb.ToolCallDelta(index=index, arguments=piece)) for piece in pieces]
+        for part in parts:
+            yield pb.GenerateStreamResponse(delta=pb.Delta(parts=[part], token_ids=[1]))
+        end = finished(len(parts), "")
+        end.finished.samples[0].reason = pb.FINISH_REASON_TOOL_CALLS
+        yield pb.GenerateStreamResponse(delta=pb.Delta(result=end.finished.samples[0]))
+        yield end
 
     return behave
 
@@ -104,7 +123,7 @@ def violation(field: str, description: str) -> message.Message:
     return detail
 
 
-def started(request: pb.GenerateRequest, experiment: str = "", arm: str = "") -> pb.GenerateResponse:
+def started(request: pb.GenerateRequest, experiment: str = "", arm: str = "") -> pb.GenerateStreamResponse:
     event = pb.Started(
         request_id=request.request_id or "server-made",
         model="fake",
@@ -115,27 +134,27 @@ def started(request: pb.GenerateRequest, experiment: str = "", arm: str = "") ->
         experiment=experiment,
         arm=arm,
     )
-    return pb.GenerateResponse(started=event)
+    return pb.GenerateStreamResponse(started=event)
 
 
-def delta(request: pb.GenerateRequest, text: str, drafted: bool) -> pb.GenerateResponse:
-    event = pb.Delta(text=text, token_ids=[len(text)])
+def delta(request: pb.GenerateRequest, text: str, drafted: bool) -> pb.GenerateStreamResponse:
+    event = pb.Delta(parts=[pb.Part(text=text)], token_ids=[len(text)])
     if request.output.token_details:
         event.details.add(text=text, drafted=drafted)
     if request.output.draft_trees:
         event.draft_trees.add(token_ids=[7, 8], tokens=["a", text], parents=[-1, -1], accepted=[1] if drafted else [])
-    return pb.GenerateResponse(delta=event)
+    return pb.GenerateStreamResponse(delta=event)
 
 
-def finished(tokens: int, stop_string: str) -> pb.GenerateResponse:
-    event = pb.Finished(reason=pb.FINISH_REASON_STOP, usage=pb.Usage(prompt_tokens=3, completion_tokens=tokens))
+def finished(tokens: int, stop_string: str) -> pb.GenerateStreamResponse:
+    end = pb.SampleResult(reason=pb.FINISH_REASON_STOP, usage=pb.SampleUsage(completion_tokens=tokens))
     if stop_string:
-        event.stop_string = stop_string
+        end.stop_string = stop_string
+    event = pb.Finished(samples=[end], usage=pb.Usage(prompt_tokens=3, completion_tokens=tokens))
     event.timings.queue.FromMilliseconds(250)
     event.timings.prefill.FromMilliseconds(500)
     event.timings.decode.FromMilliseconds(1250)
     drafting = pb.DraftStatistics(
-        strategy="trie",
         mean_acceptance_length=1.5,
         steps=4,
         draft_tokens=8,
@@ -144,9 +163,9 @@ def finished(tokens: int, stop_string: str) -> pb.GenerateResponse:
     )
     drafting.by_source["trie"].draft_tokens = 8
     drafting.by_source["trie"].accepted_tokens = 2
-    drafting.draft_time.FromMilliseconds(125)
+    drafting.draft_duration.FromMilliseconds(125)
     event.drafting.CopyFrom(drafting)
-    return pb.GenerateResponse(finished=event)
+    return pb.GenerateStreamResponse(finished=event)
 
 
 class Running:
@@ -171,9 +190,9 @@ class FakeServer(Running, GenerationServiceServicer):
     Attributes:
         requests: what came, one for each attempt.
         metadata: the headers of each attempt at any method.
-        seconds_left: until the deadline of each `Generate` when it came; None for one without.
-        arrived: set when a `Generate` has come.
-        cancelled: set when a client disconnected from an unfinished `Generate`.
+        seconds_left: until the deadline of each `GenerateStream` when it came; None for one without.
+        arrived: set when a `GenerateStream` has come.
+        cancelled: set when a client disconnected from an unfinished `GenerateStream`.
         arm: experiment and arm of the requests.
         unavailable_calls: so many unary calls are refused first.
         tool_format: how the model writes calls; None for one that takes no tools.
@@ -215,7 +234,7 @@ class FakeServer(Running, GenerationServiceServicer):
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         self._health.set(pb.DESCRIPTOR.services_by_name["GenerationService"].full_name, status)
 
-    def Generate(self, request: pb.GenerateRequest, context: Any) -> Events:
+    def GenerateStream(self, request: pb.GenerateRequest, context: Any) -> Events:
         ended = threading.Event()
         context.add_callback(lambda: None if ended.is_set() else self.cancelled.set())
         self._note(context)
@@ -229,9 +248,27 @@ class FakeServer(Running, GenerationServiceServicer):
             if context.is_active():
                 ended.set()
 
+    def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        """What its stream makes, as one message."""
+        whole, answer = pb.GenerateResponse(), pb.Answer()
+        for event in self.GenerateStream(request, context):
+            if event.HasField("started"):
+                whole.started.CopyFrom(event.started)
+            answer.parts.extend(pb.AnswerPart(text=part.text) for part in event.delta.parts if part.text)
+            answer.token_ids.extend(event.delta.token_ids)
+            answer.details.extend(event.delta.details)
+            if event.HasField("finished"):
+                answer.result.CopyFrom(event.finished.samples[0])
+                for name in ("usage", "timings", "drafting"):
+                    getattr(whole, name).CopyFrom(getattr(event.finished, name))
+        whole.answers.append(answer)
+        return whole
+
     def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         self._note(context)
-        text = request.text or "".join(f"<{turn.role}>{turn.content}" for turn in request.chat.messages)
+        text = request.text or "".join(
+            f"<{turn.role}>{''.join(part.text for part in turn.content)}" for turn in request.chat.messages
+        )
         return pb.TokenizeResponse(token_ids=[ord(character) for character in text], tokens=list(text))
 
     def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:

@@ -35,7 +35,7 @@ def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> 
     tenants = tenants or (tenant("acme", seconds), tenant("globex", seconds, rate=20))
     about: Any = {"server_version": "1.2.3", "model": "demo", "dtype": "float32", "runner": "torch"}
     status = pb.ServerStatus(**about, state=pb.SERVING_STATE_SERVING, tenants=tenants)
-    status.time.FromSeconds(1_800_000_000)
+    status.report_time.FromSeconds(1_800_000_000)
     status.uptime.FromNanoseconds(round(seconds * SECONDS))
     if operator:
         status.load.CopyFrom(_load(seconds, tenants))
@@ -64,7 +64,7 @@ def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus
         audits=pb.AuditStatus(audited=40, differing=2, ties=2, failed=0),
     )
     load.busy.FromNanoseconds(round(0.5 * seconds * SECONDS))
-    load.drafting[0].draft_time.FromNanoseconds(round(0.002 * seconds * SECONDS))
+    load.drafting[0].draft_duration.FromNanoseconds(round(0.002 * seconds * SECONDS))
     load.store.lag.FromMilliseconds(12)
     return load
 

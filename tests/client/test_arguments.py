@@ -39,7 +39,8 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     (
         [{"role": "user"}],
         ValueError,
-        "prompt[0]: needs the keys 'role' and 'content', may have tool_call_id, tool_calls, tool_name; it has 'role'",
+        "prompt[0]: needs the keys 'role' and 'content', may have reasoning, tool_call_id, tool_calls, tool_name;"
+        " it has 'role'",
     ),
     ([{"role": "user", "content": 3}], TypeError, "prompt[0].content: must be a str, not int"),
 ]

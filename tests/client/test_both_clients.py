@@ -65,6 +65,10 @@ OUTPUT: dict[str, Any] = {"token_details": True, "include_special_tokens": True}
 LIMITS: dict[str, Any] = {"max_tokens": 9, "min_tokens": 1, "ignore_eos": True}
 
 
+def turn(role: str, text: str) -> pb.ChatMessage:
+    return pb.ChatMessage(role=role, content=[pb.ContentPart(text=text)])
+
+
 def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
     messages: Messages = [ChatMessage("system", "Be brief."), {"role": "user", "content": "Why?"}]
     stops: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [7, 8], **LIMITS}
@@ -72,7 +76,7 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
     ids: dict[str, Any] = {"tenant": "acme", "request_id": "r", "session": "s"}
     ask(server.target, messages, **ids, **SAMPLING, **stops, **drafts, **OUTPUT)
     [request] = server.requests
-    turns = [pb.ChatMessage(role="system", content="Be brief."), pb.ChatMessage(role="user", content="Why?")]
+    turns = [turn("system", "Be brief."), turn("user", "Why?")]
     assert request == pb.GenerateRequest(
         chat=pb.Chat(messages=turns),
         sampling=pb.SamplingOptions(**SAMPLING),

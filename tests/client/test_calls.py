@@ -21,7 +21,6 @@ async def test_unary_calls(connect: Connect, server: FakeServer) -> None:
         assert await client.detokenize([228, 98]) == "äb"
         info = await client.model_info()
     assert (info.model, [*info.strategies], [*info.eos_token_ids]) == ("fake", ["none", "trie"], [2])
-    assert info.abilities.min_p  # of a server that does not tell
     assert (info.dtype, info.weights) == ("bfloat16", "int8")
 
 

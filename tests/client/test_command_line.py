@@ -14,6 +14,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
+from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.cli import build_app, plugins
 from draftwood_client.cli.chat import HELP
 from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, violation
@@ -39,11 +40,19 @@ def test_text_to_a_pipe_is_exact(cli: Cli, server: FakeServer) -> None:
     assert result.exit_code == 0
 
 
+def contents(request: pb.GenerateRequest) -> list[str]:
+    """The text of each message of a chat."""
+    return ["".join(part.text for part in turn.content) for turn in request.chat.messages]
+
+
 def test_chat_answers_and_complete_continues(cli: Cli, server: FakeServer) -> None:
     cli("chat", "Why?", "--system", "Be brief.", "--tenant", "acme")
     cli("complete", "Why?")
     first, second = server.requests
-    assert [(turn.role, turn.content) for turn in first.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
+    assert [(turn.role, turn.content[0].text) for turn in first.chat.messages] == [
+        ("system", "Be brief."),
+        ("user", "Why?"),
+    ]
     assert first.tenant == "acme"
     assert second.text == "Why?"
 
@@ -61,7 +70,7 @@ def test_the_api_key_comes_from_a_flag_or_the_environment(cli: Cli, server: Fake
 def test_the_prompt_may_come_on_stdin(cli: Cli, server: FakeServer, arguments: list[str]) -> None:
     assert cli(*arguments, stdin="zwei\nZeilen ä\n\n").exit_code == 0
     [request] = server.requests
-    asked = request.text or request.chat.messages[0].content
+    [asked] = [request.text] if request.text else contents(request)
     assert asked == "zwei\nZeilen ä\n"
 
 
@@ -92,7 +101,7 @@ def test_json_is_one_object(cli: Cli) -> None:
     assert (value["finish_reason"], value["matched_stop"]) == ("stop", None)
     assert value["timings"] == {"queue": 0.25, "prefill": 0.5, "decode": 1.25}
     assert value["drafting"]["by_source"] == {"trie": {"draft_tokens": 8, "accepted_tokens": 2}}
-    assert value["details"][1] == {"text": ", wörld", "drafted": True, "token_bytes": [], "left_out": False}
+    assert value["details"][1] == {**{"token_id": 0, "text": ", wörld", "bytes": [], "special": False, "drafted": True}}
     assert "details" not in json.loads(cli("chat", "x", "--json").stdout)
 
 
@@ -208,7 +217,7 @@ def test_chat_from_a_pipe_keeps_the_conversation(cli: Cli, server: FakeServer) -
     server.script = [answers("one"), answers("two\n"), answers("three")]
     result = cli("chat", "--system", "S", stdin="first\n\nsecond\n/reset\nthird\n/exit\nfourth\n")
     assert result.stdout == "one\ntwo\n\nthree\n"
-    assert [[turn.content for turn in request.chat.messages] for request in server.requests] == [
+    assert [*map(contents, server.requests)] == [
         ["S", "first"],
         ["S", "first", "one", "second"],
         ["S", "third"],
@@ -246,7 +255,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.end() == 0
-        assert [turn.content for turn in server.requests[1].chat.messages] == ["first", "an unfinished", "second"]
+        assert contents(server.requests[1]) == ["first", "an unfinished", "second"]
 
 
 def test_a_conversation_at_the_terminal_has_commands(server: FakeServer) -> None:
@@ -260,7 +269,7 @@ def test_a_conversation_at_the_terminal_has_commands(server: FakeServer) -> None
             assert "error" not in shown
         terminal.type("/exit\n")
         assert terminal.end() == 0
-    assert [[turn.content for turn in request.chat.messages] for request in server.requests] == [["first"], ["second"]]
+    assert [*map(contents, server.requests)] == [["first"], ["second"]]
 
 
 def test_ctrl_c_ends_an_answer_with_130(server: FakeServer) -> None:

@@ -116,15 +116,25 @@ def test_start_stop_conclude_delete(admin: FakeAdmin, made: xp.Experiment, run_a
     assert admin.experiments.held == {}
 
 
+FASTER = xp.Conclusion(kind=xp.CONCLUSION_KIND_FASTER, text="hybrid is faster than control.")
+METRICS = {
+    "decode_seconds_per_token": "decode time per token",
+    "tokens_per_step": "tokens per step",
+    "ttft_seconds_p50": "ttft p50",
+}
+
+
 def report_of(experiment: xp.Experiment) -> xp.ExperimentReport:
-    report = xp.ExperimentReport(experiment=experiment, servers=2, conclusions=["hybrid is faster than control."])
+    report = xp.ExperimentReport(experiment=experiment, servers=2, conclusions=[FASTER])
+    for key, title in METRICS.items():
+        report.metrics.add(key=key, title=title)
     for arm, seconds in (("control", 0.05), ("hybrid", 0.04)):
         row = report.arms.add(arm=arm, units=1200, requests=2400, audited=10)
-        row.metrics.update({"decode time per token": seconds, "tokens per step": 1.8, "ttft p50": 1.25})
-    metric = "decode time per token"
+        row.metrics.update(zip(METRICS, (seconds, 1.8, 1.25), strict=True))
+    metric = "decode_seconds_per_token"
     bounds = {"change": -0.2, "low": -0.25, "high": -0.15}
     report.comparisons.add(arm="hybrid", metric=metric, verdict=xp.VERDICT_BETTER, **bounds)
-    report.comparisons.add(arm="hybrid", metric="tokens per step", verdict=xp.VERDICT_OPEN)
+    report.comparisons.add(arm="hybrid", metric="tokens_per_step", verdict=xp.VERDICT_OPEN)
     report.history.add().comparisons.add(arm="hybrid", metric=metric, change=-0.2)
     return report
 
@@ -181,7 +191,7 @@ def test_watch_shows_the_report_again_until_ctrl_c(
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
-        reported.conclusions[:] = ["hybrid is slower now."]
+        reported.conclusions[0].text = "hybrid is slower now."
         if len(waits) == 2:
             raise KeyboardInterrupt
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner, Result
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.cli import build_app
-from tests.client.fake_server import FakeServer, answers
+from tests.client.fake_server import FakeServer, calls
 
 WEATHER = {"name": "weather", "description": "Of a city", "parameters": {"type": "object"}}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+CALL = ("weather", ['{"city": ', '"Köln"}'])
 LINE = '{"name": "weather", "arguments": {"city": "Köln"}}\n'
 
 
@@ -39,20 +39,19 @@ def test_tools_go_to_the_server(ask: Callable[..., Result], server: FakeServer, 
     assert (tool.description, tool.parameters) in [("Of a city", '{"type": "object"}'), ("", "")]
 
 
-def test_calls_are_lines_however_they_arrive(ask: Callable[..., Result], server: FakeServer, tmp_path: Path) -> None:
+def test_calls_are_lines(ask: Callable[..., Result], server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text(json.dumps([WEATHER]))
-    server.script = [answers("I will ", f"see.{CALL[:9]}", CALL[9:30], CALL[30:])]
-    assert ask(f"@{tmp_path / 'tools.json'}").stdout == f"I will see.\n{LINE}"
-    server.script = [answers(CALL, " Done", CALL[:20])]
-    assert ask(json.dumps([WEATHER])).stdout == f"{LINE} Done{CALL[:20]}"
+    server.script = [calls("Hm", "I will see.", CALL, CALL)]
+    assert ask(f"@{tmp_path / 'tools.json'}").stdout == f"I will see.\n{LINE}{LINE}"  # reasoning is for terminals
+    server.script = [calls("", "", ("weather", ['{"city":\n', '"Köln"']))]
+    assert ask(json.dumps([WEATHER])).stdout == '{"name": "weather", "arguments": {"city": "Köln"}\n'  # cut off
 
 
 def test_calls_as_json(ask: Callable[..., Result], server: FakeServer) -> None:
-    server.script = [answers("See: ", CALL)]
+    server.script = [calls("Hm", "See:", CALL)]
     value = json.loads(ask(json.dumps([WEATHER]), "--json").stdout)
-    assert value["text"] == "See:"
-    (call,) = value["tool_calls"]
-    assert (call["name"], json.loads(call["arguments"]), bool(call["id"])) == ("weather", {"city": "Köln"}, True)
+    assert (value["text"], value["reasoning"], value["finish_reason"]) == ("See:", "Hm", "tool_calls")
+    assert value["tool_calls"] == [{"name": "weather", "arguments": '{"city": "Köln"}', "id": "c0"}]
 
 
 @pytest.mark.parametrize(

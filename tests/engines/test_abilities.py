@@ -57,9 +57,9 @@ def test_draft_trees(served: Served) -> None:
         able = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=20).abilities.draft_trees
         assert able == (served.engine == "draftwood")
         if able:
-            assert [*stub.Generate(request, timeout=60)][-1].HasField("finished")
+            assert [*stub.GenerateStream(request, timeout=60)][-1].HasField("finished")
         else:
             with pytest.raises(grpc.RpcError) as error:
-                [*stub.Generate(request, timeout=60)]
+                [*stub.GenerateStream(request, timeout=60)]
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "output.draft_trees" in (error.value.details() or "")

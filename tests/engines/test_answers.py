@@ -144,7 +144,7 @@ def test_log_probabilities(client: Client) -> None:
         for token, detail in zip(answer.token_ids, answer.details, strict=True):
             assert len(detail.top_logprobs) == 3
             best, second, third = detail.top_logprobs
-            assert (best.token_id, best.token_bytes) == (token, detail.token_bytes)  # greedy
+            assert (best.token_id, best.bytes) == (token, detail.bytes)  # greedy
             assert detail.logprob == pytest.approx(best.logprob, abs=1e-5)
             assert best.logprob >= second.logprob >= third.logprob
 

@@ -49,7 +49,8 @@ def test_a_reader_that_stops_holds_up_nobody(client: Client, served: Served) -> 
         stub = pb_grpc.GenerationServiceStub(channel)
         stop = pb.StopOptions(max_tokens=200, ignore_eos=True)
         calls = [
-            stub.Generate(pb.GenerateRequest(text="A long story:", stop=stop, tenant="stopped")) for _ in range(SLOTS)
+            stub.GenerateStream(pb.GenerateRequest(text="A long story:", stop=stop, tenant="stopped"))
+            for _ in range(SLOTS)
         ]
         for call in calls:
             next(call)

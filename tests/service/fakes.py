@@ -32,7 +32,7 @@ from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry import opened_telemetry
-from draftwood_service.tools import NoToolFormatError, ToolFormat
+from draftwood_service.tools import NoToolFormatError, ReasoningFormat, ToolFormat
 from draftwood_strategies import Drafter
 from draftwood_strategies.arrays import Int32Array
 from tests.service.engine_thread import EngineThread
@@ -56,6 +56,7 @@ class ByteTokenizer:
 
     Attributes:
         tool_format: set one for a model that takes tools.
+        reasoning_format: set one for a model that thinks before it answers.
         takes_system: clear it for a chat template without system messages.
         messages, tools: of the last conversation that was read.
     """
@@ -64,6 +65,7 @@ class ByteTokenizer:
         self.has_chat_template = has_chat_template
         self.takes_system = True
         self.tool_format: ToolFormat | NoToolFormatError = NoToolFormatError("its chat template has no tools")
+        self.reasoning_format: ReasoningFormat | None = None
         self.messages: list[dict[str, Any]] = []
         self.tools: list[dict[str, Any]] | None = None
         self.encoded_on: list[str] = []
@@ -83,7 +85,13 @@ class ByteTokenizer:
     def files(self) -> dict[str, bytes]:
         return {"tokenizer.json": b"{}", "tokenizer_config.json": bytes(200_000)}
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
     def without_special_tokens(self, text: str) -> str:
@@ -113,6 +121,10 @@ class FakeModel(ServedModel):
     @property
     def tool_format(self) -> ToolFormat | NoToolFormatError:
         return self.tokenizer.tool_format
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        return self.tokenizer.reasoning_format
 
 
 class FakeGrammars:
@@ -534,7 +546,7 @@ async def serving(
 class Answer:
     """A call's result: its events, and its status if it is not OK."""
 
-    events: list[pb.GenerateResponse] = field(default_factory=list)
+    events: list[pb.GenerateStreamResponse] = field(default_factory=list)
     error: grpc.aio.AioRpcError | None = None
     cancelled: bool = False
 
@@ -544,7 +556,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return "".join(event.delta.text for event in self.events)
+        """Of all samples, without reasoning and calls."""
+        return "".join(part.text for event in self.events for part in event.delta.parts)
 
     @property
     def token_ids(self) -> list[int]:
@@ -566,11 +579,11 @@ class Answer:
         return self.error
 
 
-async def answer(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> Answer:
+async def answer(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateStreamResponse]) -> Answer:
     """Reads a call to its end."""
     result = Answer()
     try:
-        while isinstance(event := await call.read(), pb.GenerateResponse):
+        while isinstance(event := await call.read(), pb.GenerateStreamResponse):
             result.events.append(event)
     except grpc.aio.AioRpcError as error:
         result.error = error

@@ -17,7 +17,7 @@ from tests.memory.helpers import until
 from tests.service.fakes import FakeEngine, Served, answer, serving
 from tests.service.stalls import Stalls
 
-TENANTS = ("a", "b:c", "{a}")
+TENANTS = ("a", "b.c", "A~")
 _SLOWEST = 0.5
 """Seconds that a request of a few milliseconds may take, not counting those in which the machine stalls."""
 _SLOWEST_ONCE = 3.0
@@ -55,7 +55,7 @@ class Live:
     async def ask(self, served: Served, tenant: str, tokens: int) -> None:
         request = pb.GenerateRequest(text="x", tenant=tenant, drafting=pb.DraftOptions(strategy="trie"))
         request.stop.max_tokens = tokens
-        got = await answer(served.stub.Generate(request))
+        got = await answer(served.stub.GenerateStream(request))
         assert got.finished.usage.completion_tokens == tokens
         self.answered += 1
 

@@ -42,7 +42,7 @@ def read_streams(address: str, streams: int, tokens: int, barrier: Barrier) -> N
 
     async def read_one(stub: pb_grpc.GenerationServiceAsyncStub) -> None:
         request = pb.GenerateRequest(text="x" * 100, stop=pb.StopOptions(max_tokens=tokens))
-        async for _ in stub.Generate(request):
+        async for _ in stub.GenerateStream(request):
             pass
 
     async def read_all() -> None:

@@ -137,7 +137,7 @@ def test_a_signal_drains_and_exits_with_zero(number: signal.Signals, tmp_path: P
     service = Process(tmp_path, "--log-format", "json")
     with grpc.insecure_channel(service.address) as channel:
         request = pb.GenerateRequest(text="hello", stop=pb.StopOptions(max_tokens=40))
-        call = pb_grpc.GenerationServiceStub(channel).Generate(request)
+        call = pb_grpc.GenerationServiceStub(channel).GenerateStream(request)
         assert next(call).HasField("started")
         service.process.send_signal(number)
         events = list(call)
@@ -152,7 +152,7 @@ def test_a_second_interrupt_exits_at_once(tmp_path: Path) -> None:
     service = Process(tmp_path, "--drain-grace", "60")
     with grpc.insecure_channel(service.address) as channel:
         request = pb.GenerateRequest(text="hello", stop=pb.StopOptions(max_tokens=4000))
-        call = pb_grpc.GenerationServiceStub(channel).Generate(request)
+        call = pb_grpc.GenerationServiceStub(channel).GenerateStream(request)
         next(call)
         service.process.send_signal(signal.SIGINT)
         wait_for_drain(channel)

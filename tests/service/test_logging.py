@@ -23,8 +23,8 @@ def lines(logged: io.StringIO, event: str) -> list[dict[str, object]]:
 
 async def test_one_line_for_each_request(logged: io.StringIO) -> None:
     async with serving() as served:
-        await answer(served.stub.Generate(ask("secret words", 7, request_id="mine", tenant="acme")))
-        await answer(served.stub.Generate(pb.GenerateRequest(request_id="bad")))
+        await answer(served.stub.GenerateStream(ask("secret words", 7, request_id="mine", tenant="acme")))
+        await answer(served.stub.GenerateStream(pb.GenerateRequest(request_id="bad")))
     good, bad = lines(logged, "request")
     assert (good["request_id"], good["tenant"], good["strategy"], good["outcome"]) == (
         "mine",
@@ -45,7 +45,7 @@ async def test_a_failure_is_logged_with_its_traceback_and_without_prompts(
     configure_logging("info", style, logged)
     async with serving() as served:
         served.engine.sequence_error = ModelError("what went wrong")
-        await answer(served.stub.Generate(ask("secret words", request_id="mine")))
+        await answer(served.stub.GenerateStream(ask("secret words", request_id="mine")))
     text = logged.getvalue()
     assert "what went wrong" in text
     assert "relay" in text

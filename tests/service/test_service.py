@@ -33,7 +33,7 @@ async def test_tokenize_and_back(served: Served) -> None:
     assert list(tokens.tokens) == ["h", "\ufffd", "\ufffd"]
     text = await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids))
     assert text.text == "hé"
-    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content=[pb.ContentPart(text="x")])])
     assert bytes((await served.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids) == b"<user>x"
 
 
@@ -78,7 +78,7 @@ async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monk
         watch = health.Watch(liveness)
         assert (await watch.read()).status == Status.SERVING
         served.engine.gate.clear()
-        call = served.stub.Generate(ask("hello", 1000))
+        call = served.stub.GenerateStream(ask("hello", 1000))
         assert (await watch.read()).status == Status.NOT_SERVING
         served.engine.gate.set()
         assert (await watch.read()).status == Status.SERVING
@@ -94,17 +94,17 @@ async def test_health_watch_streams_the_death_of_the_engine(served: Served) -> N
     watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == Status.SERVING
     served.engine.step_error = RuntimeError("dead")
-    await answer(served.stub.Generate(ask()))
+    await answer(served.stub.GenerateStream(ask()))
     assert (await watch.read()).status == Status.NOT_SERVING
 
 
 async def test_drain_lets_live_requests_finish_and_admits_none(served: Served) -> None:
     served.engine.gate.clear()
-    live = asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50))))
+    live = asyncio.create_task(answer(served.stub.GenerateStream(ask(max_tokens=50))))
     await until(lambda: served.server.bridge.live == 1)
     stopping = asyncio.create_task(served.server.stop(grace=10.0))
     await asyncio.sleep(0.01)
-    late = await answer(served.stub.Generate(ask()))
+    late = await answer(served.stub.GenerateStream(ask()))
     assert late.status.code() is grpc.StatusCode.UNAVAILABLE
     assert reason(late.status) == "SHUTTING_DOWN"
     served.engine.gate.set()
@@ -147,7 +147,7 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
         for service in SERVICES:
             checked = await health.Check(health_pb2.HealthCheckRequest(service=service.full_name))
             assert checked.status == Status.NOT_SERVING
-        early = await answer(stub.Generate(ask()))
+        early = await answer(stub.GenerateStream(ask()))
         assert early.status.code() is grpc.StatusCode.UNAVAILABLE
         assert reason(early.status) == "LOADING"
         with pytest.raises(grpc.aio.AioRpcError, match="the server is loading its model"):
@@ -155,7 +155,7 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
         server = RunningServer(bound, model, await started_bridge(settings, model, lambda: engine))
         await server.start()
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.SERVING
-        assert (await answer(stub.Generate(ask(max_tokens=4)))).finished.usage.completion_tokens == 4
+        assert (await answer(stub.GenerateStream(ask(max_tokens=4)))).finished.usage.completion_tokens == 4
     await server.stop()
 
 
@@ -164,7 +164,7 @@ async def test_a_drain_refuses_at_once_what_waits_and_would_not_end_in_time(
     served: Served, grace: float, refused: int
 ) -> None:
     served.engine.gate.clear()
-    live = [asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50)))) for _ in range(7)]
+    live = [asyncio.create_task(answer(served.stub.GenerateStream(ask(max_tokens=50)))) for _ in range(7)]
     await until(lambda: served.server.bridge.live == 7)
     stopping = asyncio.create_task(served.server.stop(grace))
     await until(lambda: served.server.bridge.draining and sum(one.done() for one in live) == refused)

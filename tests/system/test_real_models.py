@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from draftwood_benchmarks.harness.prompts import read_questions
-from draftwood_client import ToolCall, ToolCallReader, ToolFormat
+from draftwood_client import ToolFormat
 from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import ModelNotFoundError
@@ -31,6 +31,7 @@ from draftwood_model_runner.output import Answer, FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.gateway.tools import grammar, read_tools
+from draftwood_service.rpc.parts import ToolCallReader, whole_parts
 from draftwood_service.tools import NoToolFormatError, tool_format_of
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
@@ -280,9 +281,9 @@ def test_forced_calls_of_tools(model: RealModel) -> None:
     for strategy in (create("hybrid"), None):
         one, text = drafted_answer(engine, GrammarKind.LARK, lark, prompt, 60, strategy, NODES)
         assert one.output == answer
-        reader = ToolCallReader(of_client, ["track"])
-        [call] = [part for part in [*reader.push(text), *reader.close()] if isinstance(part, ToolCall)]
-        assert [*json.loads(call.arguments)] == ["order"]
+        reader = ToolCallReader(form, ["track"])
+        [part] = whole_parts([*reader.push(text), *reader.close()])
+        assert [*json.loads(part.tool_call.arguments)] == ["order"]
 
 
 def test_cancelled_requests_change_no_others(model: RealModel) -> None:

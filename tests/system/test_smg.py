@@ -340,7 +340,7 @@ async def adding(key: str, target: str) -> AsyncIterator[str]:
 
     class Passing(grpc.GenericRpcHandler):
         def service(self, details: Any) -> Any:
-            method = channel.stream_stream(details.method)
+            method: Any = channel.stream_stream(details.method)
 
             async def call(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
                 try:

@@ -6,7 +6,8 @@
         for delta in stream:
             print(delta.text, end="", flush=True)
 
-Answers are the protocol's own messages, except a `Completion`, which is joined from several.
+Answers are the protocol's own messages, but for a `Delta`, which shows its parts, and a `Completion`, which is joined
+from all of them.
 
 The library imports grpcio, protobuf and googleapis-common-protos only, and none of the server's code.
 """
@@ -14,7 +15,18 @@ The library imports grpcio, protobuf and googleapis-common-protos only, and none
 from draftwood.admin.v1.experiments_pb2 import Experiment, ExperimentArm, ExperimentGuardrails, ExperimentReport
 from draftwood.admin.v1.status_pb2 import ServerStatus
 from draftwood.admin.v1.tenants_pb2 import DraftConfig, LearningConfig, QuotaConfig, StreamConfig, Tenant
-from draftwood.v1.generation_pb2 import Delta, DraftTree, Finished, Started, TokenDetail, TokenLogprob, Usage
+from draftwood.v1.generation_pb2 import (
+    DraftTree,
+    Finished,
+    SampleResult,
+    SampleUsage,
+    Started,
+    TokenDetail,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolFormat,
+    Usage,
+)
 from draftwood.v1.generation_pb2 import GetModelInfoResponse as ModelInfo
 from draftwood.v1.generation_pb2 import TokenizeResponse as Tokenization
 from draftwood_client.admin import AdminClient, AsyncAdminClient
@@ -43,11 +55,10 @@ from draftwood_client.errors import (
     UnimplementedError,
 )
 from draftwood_client.memory import MemoryClient, MemoryExport, MemoryRecord
+from draftwood_client.messages import ChatMessage, Messages, Prompt, Tool, ToolCall
 from draftwood_client.options import NO_RETRY, CallOptions, GenerateOptions, RequestOptions, RetryPolicy, TlsConfig
-from draftwood_client.request import ChatMessage, Messages, Prompt
-from draftwood_client.results import Completion, DraftStatistics, FinishReason, Sample, Timings
+from draftwood_client.results import Completion, Delta, DraftStatistics, FinishReason, Sample, Timings
 from draftwood_client.streams import AsyncGenerationStream, GenerationStream
-from draftwood_client.tools import Tool, ToolCall, ToolCallReader, ToolFormat
 
 __all__ = [
     "NO_RETRY",
@@ -99,6 +110,8 @@ __all__ = [
     "ResourceExhaustedError",
     "RetryPolicy",
     "Sample",
+    "SampleResult",
+    "SampleUsage",
     "ServerStatus",
     "Started",
     "StatusError",
@@ -111,7 +124,7 @@ __all__ = [
     "Tokenization",
     "Tool",
     "ToolCall",
-    "ToolCallReader",
+    "ToolCallDelta",
     "ToolFormat",
     "UnauthenticatedError",
     "UnavailableError",

@@ -15,8 +15,9 @@ from draftwood_client.calls import AsyncCalls, AwaitingClient, BlockingClient, C
 from draftwood_client.connection import ClientArguments, Connection, default_retry
 from draftwood_client.errors import DeadlineError, StatusError, UnavailableError
 from draftwood_client.grpc_errors import not_ready_error
+from draftwood_client.messages import Messages, Prompt
 from draftwood_client.options import CallOptions, RequestOptions
-from draftwood_client.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
+from draftwood_client.request import conversation, plain_prompt, token_ids, tokenize_request
 from draftwood_client.results import Completion
 from draftwood_client.streams import AsyncGenerationStream, BaseStream, GenerationStream
 
@@ -82,7 +83,7 @@ class BaseClient(Generic[_Stream]):
     @unary
     def model_info(self, **call: Unpack[CallOptions]) -> Call[pb.GetModelInfoResponse]:
         """The served model and its limits. Raises `StatusError`."""
-        return Call("GetModelInfo", pb.GetModelInfoRequest(), call, _with_abilities)
+        return Call("GetModelInfo", pb.GetModelInfoRequest(), call)
 
     def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> _Stream:
         return self._stream_type(lambda: self._calls.stub(self._stub_type), self._connection, prompt, options, name)
@@ -148,7 +149,7 @@ class Client(BaseClient[GenerationStream], BlockingClient):
             return stream.completion()
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Completion:
-        """The RPC Generate: `complete` for text and token ids, `chat` for messages. For prompts of any form."""
+        """The RPC GenerateStream: `complete` for text and token ids, `chat` for messages. For prompts of any form."""
         with self.stream(prompt, **options) as stream:
             return stream.completion()
 
@@ -230,15 +231,3 @@ class _ReadinessWait:
         if not isinstance(error, UnavailableError) or self.remaining() <= _POLL_SECONDS:
             last = self._refusal or error
             raise not_ready_error(self._target, self._limit, last) from last
-
-
-def _with_abilities(info: pb.GetModelInfoResponse) -> pb.GetModelInfoResponse:
-    """A server that does not tell them is an older one, with Draftwood's own engine."""
-    if not info.HasField("abilities"):
-        able: dict[str, Any] = dict.fromkeys(_SWITCHES, True)
-        info.abilities.CopyFrom(pb.EngineAbilities(max_temperature=100, max_penalty=100, max_logprobs=20, **able))
-        info.abilities.formats.extend(["json_schema", "regex", "lark"])
-    return info
-
-
-_SWITCHES = [field.name for field in pb.EngineAbilities.DESCRIPTOR.fields if field.type == field.TYPE_BOOL]

@@ -19,8 +19,9 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import environment
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, StatusError
 from draftwood_client.grpc_errors import cancelled_error, status_error
+from draftwood_client.messages import Prompt
 from draftwood_client.options import NO_RETRY, UNSET, CallOptions, GenerateOptions, RetryPolicy, Timeout, TlsConfig
-from draftwood_client.request import Prompt, generate_request, seconds
+from draftwood_client.request import generate_request, seconds
 from draftwood_client.target import DEFAULT_TARGET, check_target, is_local
 
 DEFAULT_TIMEOUT = 600.0

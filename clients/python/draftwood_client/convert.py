@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from datetime import UTC
 from typing import Any, cast
 
@@ -66,13 +65,7 @@ def _plain(field: FieldDescriptor, value: Any) -> Any:
         return plain(value)
     if field.enum_type is not None:
         return _word(field.enum_type, value)
-    return _shortest(value) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else value
-
-
-def _shortest(value: float) -> float:
-    """The number with the fewest digits that is the same in 32 bits: 0.1, and not 0.10000000149."""
-    shorter = (float(f"{value:.{digits}g}") for digits in range(6, 9))
-    return next((number for number in shorter if struct.pack("f", number) == struct.pack("f", value)), value)
+    return value
 
 
 def _word(kind: EnumDescriptor, number: int) -> str:

@@ -13,7 +13,7 @@ import grpc
 
 from draftwood_client import environment
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.tools import Tool
+from draftwood_client.messages import Tool
 
 
 class Unset(Enum):
@@ -55,7 +55,7 @@ class GenerateOptions(TypedDict, total=False):
     `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
     (same seed, same answer), `n` samples (sample i is the answer to seed + i).
 
-    Tools: `tools`, what the model may call; see `ToolCallReader` for calls in its answer.
+    Tools: `tools`, what the model may call. The answer has its calls apart from the text.
 
     Output format, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
 
@@ -66,7 +66,8 @@ class GenerateOptions(TypedDict, total=False):
     nothing of this request; `strategy`, one of `ModelInfo.strategies`; `max_draft_nodes` per step.
 
     Output: `token_details`, the text of each token and whether it was drafted; `top_logprobs`, log-probabilities of
-    the tokens and of as many alternatives; `include_special_tokens`.
+    the tokens and of as many alternatives; `include_special_tokens`; `raw_text`, reasoning and calls of tools as the
+    model wrote them, within the text.
     """
 
     model: str | None
@@ -101,6 +102,7 @@ class GenerateOptions(TypedDict, total=False):
     include_special_tokens: bool | None
     top_logprobs: int | None
     draft_trees: bool | None
+    raw_text: bool | None
 
 
 class RequestOptions(GenerateOptions, CallOptions, total=False):

@@ -1,4 +1,4 @@
-"""Prompts, and the encoding of requests as protobuf messages.
+"""The encoding of requests as protobuf messages.
 
 Checks here are those that encoding needs; the server checks ranges.
 """
@@ -8,39 +8,15 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError
+from draftwood_client.messages import ChatMessage, Messages, Prompt, Tool, ToolCall
 from draftwood_client.options import GenerateOptions
-from draftwood_client.tools import Tool, ToolCall
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation.
-
-    Attributes:
-        role: one of the model's chat template: "system", "user", "assistant", or "tool" for the result of a call.
-        tool_calls: of an answer of the model.
-        tool_call_id, tool_name: of a result: the call that it belongs to, and the name of its tool.
-    """
-
-    role: str
-    content: str
-    tool_calls: Sequence[ToolCall] = ()
-    tool_call_id: str = ""
-    tool_name: str = ""
-
-
-Messages: TypeAlias = Sequence[ChatMessage | Mapping[str, Any]]
-"""A conversation; a mapping has the keys "role" and "content", and those of `ChatMessage` that it needs."""
-
-Prompt: TypeAlias = str | Sequence[int] | Messages
-"""Text or token ids, which are continued as they are, or a conversation, which is answered."""
 
 
 def plain_prompt(prompt: object) -> str | list[int]:
@@ -164,7 +140,8 @@ def _message(name: str, message: object) -> pb.ChatMessage:
         raise ArgumentTypeError(name, f"must be a ChatMessage or a mapping, not {_kind(message)}")
     encoded = pb.ChatMessage(
         role=text(f"{name}.role", message.role),
-        content=text(f"{name}.content", message.content),
+        content=[pb.ContentPart(text=content)] if (content := text(f"{name}.content", message.content)) else [],
+        reasoning=text(f"{name}.reasoning", message.reasoning),
         tool_call_id=text(f"{name}.tool_call_id", message.tool_call_id),
         tool_name=text(f"{name}.tool_name", message.tool_name),
     )
@@ -291,4 +268,5 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "include_special_tokens": ("output", "include_special_tokens", _flag),
     "top_logprobs": ("output", "top_logprobs", _int32),
     "draft_trees": ("output", "draft_trees", _flag),
+    "raw_text": ("output", "raw_text", _flag),
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.convert import plain, seconds
 from draftwood_client.grpc_errors import protocol_error
+from draftwood_client.messages import ToolCall
 
 
 class FinishReason(StrEnum):
@@ -16,14 +17,80 @@ class FinishReason(StrEnum):
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
     """`max_tokens`, or the end of the context."""
+    TOOL_CALLS = "tool_calls"
+    """As `STOP`, with a call of a tool in the answer."""
+    CANCELLED = "cancelled"
+    """The server ended the answer; what was written is kept."""
     UNKNOWN = "unknown"
     """A reason of a newer server that this client does not know."""
 
     @classmethod
-    def of(cls, end: pb.Finished | pb.SampleResult) -> FinishReason:
-        """The reason in `GenerationStream.finished`, or in `Delta.finished`."""
-        known = {pb.FINISH_REASON_STOP: cls.STOP, pb.FINISH_REASON_LENGTH: cls.LENGTH}
-        return known.get(end.reason, cls.UNKNOWN)
+    def of(cls, result: pb.SampleResult) -> FinishReason:
+        """The reason in `Delta.result`, or in one of `GenerationStream.finished.samples`."""
+        return _REASONS.get(result.reason, cls.UNKNOWN)
+
+
+_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
+    pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+}
+
+
+class Delta:
+    """What some steps of an answer wrote.
+
+    Attributes:
+        message: of the protocol, with all of it.
+    """
+
+    __slots__ = ("message",)
+
+    def __init__(self, message: pb.Delta) -> None:
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"Delta({str(self.message)!r})"
+
+    @property
+    def text(self) -> str:
+        """The next characters of the answer; "" if there are none yet."""
+        return "".join([part.text for part in self.message.parts])
+
+    @property
+    def reasoning(self) -> str:
+        """The next characters of what the model thinks before it answers."""
+        return "".join([part.reasoning for part in self.message.parts])
+
+    @property
+    def tool_calls(self) -> list[pb.ToolCallDelta]:
+        """Pieces of calls of tools: the first of each has its id and name, and all have the next of its arguments."""
+        return [part.tool_call for part in self.message.parts if part.HasField("tool_call")]
+
+    @property
+    def sample(self) -> int:
+        """Index of the sample that it belongs to, from 0."""
+        return self.message.sample
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.message.token_ids
+
+    @property
+    def details(self) -> Sequence[pb.TokenDetail]:
+        """One for each token, with the options `token_details` or `top_logprobs`."""
+        return self.message.details
+
+    @property
+    def draft_trees(self) -> Sequence[pb.DraftTree]:
+        """What the steps verified, with the option `draft_trees`."""
+        return self.message.draft_trees
+
+    @property
+    def result(self) -> pb.SampleResult | None:
+        """How the sample ended, in the last delta of it; None before."""
+        return self.message.result if self.message.HasField("result") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +151,9 @@ class Sample:
     finish_reason: FinishReason
     matched_stop: str | int | None
     seed: int | None
+    usage: pb.SampleUsage
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     details: tuple[pb.TokenDetail, ...] = ()
 
 
@@ -91,12 +161,14 @@ class Sample:
 class Completion:
     """A whole answer: all deltas joined, with the fields of `Started` and `Finished`.
 
-    With several samples, text, tokens, finish reason and details are those of the first one; `samples` contains all of
-    them, and usage, timings and drafting cover all of them.
+    With several samples, text, reasoning, calls, tokens, finish reason and details are those of the first one;
+    `samples` contains all of them, and usage, timings and drafting cover all of them.
 
     Attributes:
         matched_stop: the stop string or stop token id that ended it; None without one.
         seed: a request with the same seed gets the same answer; None in greedy decoding.
+        reasoning: what the model thought before it answered; empty for a model that writes none.
+        tool_calls: that the model wrote, if the request has tools.
         details: one per token, with the option `token_details`.
         experiment, arm: the experiment that the request took part in, and its arm in it; empty if it was in none.
     """
@@ -112,6 +184,8 @@ class Completion:
     model: str
     tenant: str
     seed: int | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     details: tuple[pb.TokenDetail, ...] = ()
     samples: tuple[Sample, ...] = ()
     experiment: str = ""
@@ -122,13 +196,14 @@ class Completion:
         return (
             f"Completion({text!r}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason.value!r}"
             + (f", matched_stop={self.matched_stop!r}" if self.matched_stop is not None else "")
+            + (f", tool_calls={[call.name for call in self.tool_calls]!r}" if self.tool_calls else "")
             + (f", {len(self.samples)} samples" if self.samples else "")
             + f", mean_acceptance_length={self.drafting.mean_acceptance_length:.2f}, {self.timings.total:.3f} s"
             + f", request_id={self.request_id!r})"
         )
 
 
-_TIMES = ("draft_time", "step_time", "model_time")
+_TIMES = ("draft", "step", "model")
 
 
 class Answer:
@@ -139,9 +214,9 @@ class Answer:
         self.finished: pb.Finished | None = None
         self._deltas: list[pb.Delta] = []
 
-    def take(self, event: pb.GenerateResponse) -> pb.Delta | None:
-        """Adds an event; returns its delta if it is one. Ignores events of unknown kinds, and deltas without tokens,
-        which keep up a cadence. The end of a sample counts.
+    def take(self, event: pb.GenerateStreamResponse) -> Delta | None:
+        """Adds an event; returns its delta if it is one. Ignores events of unknown kinds, and deltas without tokens and
+        parts, which keep up a cadence. The end of a sample counts.
         """
         match event.WhichOneof("event"):
             case "started":
@@ -150,14 +225,14 @@ class Answer:
                 self.finished = event.finished
             case "delta":
                 delta = event.delta
-                if delta.token_ids or delta.text or delta.HasField("finished"):
+                if delta.token_ids or delta.parts or delta.HasField("result"):
                     self._deltas.append(delta)
-                    return delta
+                    return Delta(delta)
         return None
 
     def complete(self) -> tuple[pb.Started, pb.Finished]:
-        """Raises `InternalError` if the stream ended with OK but without Started or Finished."""
-        if self.started is None or self.finished is None:
+        """Raises `InternalError` if the stream ended with OK but without Started or Finished, or Finished is empty."""
+        if self.started is None or self.finished is None or not self.finished.samples:
             missing, request_id = ("Finished", self.started.request_id) if self.started else ("Started", "")
             raise protocol_error(f"the server ended the stream without {missing}", request_id)
         return self.started, self.finished
@@ -166,9 +241,13 @@ class Answer:
         """The whole answer. Raises `InternalError` if it is not complete."""
         started, finished = self.complete()
         timings, drafting = finished.timings, finished.drafting
-        values = plain(drafting) | {name: seconds(getattr(drafting, name)) for name in _TIMES}
+        values = plain(drafting)
+        values |= {f"{name}_time": seconds(getattr(drafting, f"{name}_duration")) for name in _TIMES}
+        for name in _TIMES:
+            del values[f"{name}_duration"]
         values |= {"accepted_by_depth": (*drafting.accepted_by_depth,), "by_source": {**drafting.by_source}}
-        first = self._sample(0, finished, started.seed if started.HasField("seed") else None)
+        samples = tuple(self._sample(index, end) for index, end in enumerate(finished.samples))
+        first = samples[0]
         return Completion(
             text=first.text,
             token_ids=first.token_ids,
@@ -176,25 +255,40 @@ class Answer:
             matched_stop=first.matched_stop,
             usage=finished.usage,
             timings=Timings(seconds(timings.queue), seconds(timings.prefill), seconds(timings.decode)),
-            drafting=DraftStatistics(**values),
+            drafting=DraftStatistics(strategy=started.strategy, **values),
             request_id=started.request_id,
             model=started.model,
             tenant=started.tenant,
             seed=first.seed,
+            reasoning=first.reasoning,
+            tool_calls=first.tool_calls,
             details=first.details,
-            samples=tuple(self._sample(index, end, end.seed) for index, end in enumerate(finished.samples)),
+            samples=samples if len(samples) > 1 else (),
             experiment=started.experiment,
             arm=started.arm,
         )
 
-    def _sample(self, index: int, end: pb.Finished | pb.SampleResult, seed: int | None) -> Sample:
+    def _sample(self, index: int, end: pb.SampleResult) -> Sample:
         deltas = [delta for delta in self._deltas if delta.sample == index]
+        parts = [part for delta in deltas for part in delta.parts]
         stop = end.WhichOneof("matched_stop")
         return Sample(
-            text="".join(delta.text for delta in deltas),
+            text="".join(part.text for part in parts),
             token_ids=tuple(token for delta in deltas for token in delta.token_ids),
             finish_reason=FinishReason.of(end),
             matched_stop=getattr(end, stop) if stop else None,
-            seed=seed,
+            seed=end.seed if end.HasField("seed") else None,
+            usage=end.usage,
+            reasoning="".join(part.reasoning for part in parts),
+            tool_calls=_calls(part.tool_call for part in parts if part.HasField("tool_call")),
             details=tuple(detail for delta in deltas for detail in delta.details),
         )
+
+
+def _calls(pieces: Iterable[pb.ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls that pieces make, in their order."""
+    calls: dict[int, ToolCall] = {}
+    for piece in pieces:
+        begun = calls.get(piece.index, ToolCall(piece.name, "", piece.id))
+        calls[piece.index] = ToolCall(begun.name, begun.arguments + piece.arguments, begun.id)
+    return tuple(calls[index] for index in sorted(calls))

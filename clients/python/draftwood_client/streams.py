@@ -10,9 +10,9 @@ from typing import Any, Self
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.connection import Connection
 from draftwood_client.grpc_errors import cancelled_error
+from draftwood_client.messages import Prompt
 from draftwood_client.options import UNSET, RequestOptions
-from draftwood_client.request import Prompt
-from draftwood_client.results import Answer, Completion
+from draftwood_client.results import Answer, Completion, Delta
 
 
 class BaseStream:
@@ -27,7 +27,7 @@ class BaseStream:
         self, stub: Callable[[], Any], connection: Connection, prompt: Prompt, options: RequestOptions, name: str
     ) -> None:
         self._call: Any = None
-        self._first: pb.Delta | None = None
+        self._first: Delta | None = None
         self._answer = Answer()
         self._cancelled = threading.Event()
         self._stub = stub
@@ -62,16 +62,16 @@ class BaseStream:
         if self._cancelled.is_set():
             raise cancelled_error(self._request.request_id)
         metadata = self._connection.call_metadata(self._metadata)
-        self._call = self._stub().Generate(self._request, timeout=self._timeout, metadata=metadata)
+        self._call = self._stub().GenerateStream(self._request, timeout=self._timeout, metadata=metadata)
         if self._cancelled.is_set():
             self._call.cancel()
 
-    def _take_first(self) -> pb.Delta | None:
+    def _take_first(self) -> Delta | None:
         first, self._first = self._first, None
         return first
 
 
-class GenerationStream(BaseStream, Iterator[pb.Delta]):
+class GenerationStream(BaseStream, Iterator[Delta]):
     """One answer as it is generated. Returned by `Client.stream`; a context manager and an iterator.
 
     Leaving the `with` block cancels an unfinished answer. Without one, garbage collection of the object does.
@@ -95,7 +95,7 @@ class GenerationStream(BaseStream, Iterator[pb.Delta]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> pb.Delta:
+    def __next__(self) -> Delta:
         """The next delta. Raises `StatusError`, `RequestCancelledError` after `cancel`."""
         self._start()
         if (first := self._take_first()) is not None:
@@ -119,13 +119,13 @@ class GenerationStream(BaseStream, Iterator[pb.Delta]):
             if (event := self._read()) is not None:
                 self._first = self._answer.take(event)
 
-    def _read(self) -> pb.GenerateResponse | None:
+    def _read(self) -> pb.GenerateStreamResponse | None:
         with self._connection.errors(self._timeout, self._request.request_id):
-            event: pb.GenerateResponse | None = next(self._call, None)
+            event: pb.GenerateStreamResponse | None = next(self._call, None)
             return event
 
 
-class AsyncGenerationStream(BaseStream, AsyncIterator[pb.Delta]):
+class AsyncGenerationStream(BaseStream, AsyncIterator[Delta]):
     """`GenerationStream` for asyncio, returned by `AsyncClient.stream`."""
 
     async def __aenter__(self) -> Self:
@@ -145,7 +145,7 @@ class AsyncGenerationStream(BaseStream, AsyncIterator[pb.Delta]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> pb.Delta:
+    async def __anext__(self) -> Delta:
         """The next delta. Raises `StatusError`, `RequestCancelledError` after `cancel`."""
         await self._start()
         if (first := self._take_first()) is not None:
@@ -171,7 +171,7 @@ class AsyncGenerationStream(BaseStream, AsyncIterator[pb.Delta]):
             if (event := await self._read()) is not None:
                 self._first = self._answer.take(event)
 
-    async def _read(self) -> pb.GenerateResponse | None:
+    async def _read(self) -> pb.GenerateStreamResponse | None:
         async with self._connection.async_errors(self._timeout, self._request.request_id):
             event = await self._call.read()
-            return event if isinstance(event, pb.GenerateResponse) else None
+            return event if isinstance(event, pb.GenerateStreamResponse) else None

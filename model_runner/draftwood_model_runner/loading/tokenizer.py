@@ -163,13 +163,24 @@ class Tokenizer:
         except Exception:  # of the template, which may do anything
             return False
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        """Messages and tools through the model's chat template, which there must be, as they are before an answer.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Messages and tools through the model's chat template, which there must be.
+
+        Args:
+            add_generation_prompt: with what stands before the next answer of the assistant.
 
         Raises:
             Exception: the template refuses them, or fails in any way.
         """
-        text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
         return text
 
     def files(self) -> dict[str, bytes]:

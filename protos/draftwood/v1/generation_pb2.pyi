@@ -15,9 +15,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_TOOL_CALLS: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -26,18 +30,26 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "tool_name")
+    __slots__ = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "tool_name")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
     role: str
-    content: str
+    content: _containers.RepeatedCompositeFieldContainer[ContentPart]
+    reasoning: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
     tool_name: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., tool_name: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., tool_name: _Optional[str] = ...) -> None: ...
+
+class ContentPart(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "tools")
@@ -80,6 +92,16 @@ class ToolFormat(_message.Message):
     name_key: str
     arguments_key: str
     def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ..., between: _Optional[str] = ..., name_key: _Optional[str] = ..., arguments_key: _Optional[str] = ...) -> None: ...
+
+class ReasoningFormat(_message.Message):
+    __slots__ = ("begin", "end", "opened_by_prompt")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    OPENED_BY_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    begin: str
+    end: str
+    opened_by_prompt: bool
+    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ..., opened_by_prompt: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("text", "token_ids", "chat", "tenant", "request_id", "sampling", "stop", "drafting", "output", "format", "priority", "model", "session")
@@ -179,18 +201,60 @@ class OutputFormat(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
 class OutputOptions(_message.Message):
-    __slots__ = ("token_details", "include_special_tokens", "top_logprobs", "draft_trees")
+    __slots__ = ("token_details", "include_special_tokens", "top_logprobs", "draft_trees", "raw_text")
     TOKEN_DETAILS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
+    RAW_TEXT_FIELD_NUMBER: _ClassVar[int]
     token_details: bool
     include_special_tokens: bool
     top_logprobs: int
     draft_trees: bool
-    def __init__(self, token_details: bool = ..., include_special_tokens: bool = ..., top_logprobs: _Optional[int] = ..., draft_trees: bool = ...) -> None: ...
+    raw_text: bool
+    def __init__(self, token_details: bool = ..., include_special_tokens: bool = ..., top_logprobs: _Optional[int] = ..., draft_trees: bool = ..., raw_text: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
+    __slots__ = ("started", "answers", "usage", "timings", "drafting", "padding")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    started: Started
+    answers: _containers.RepeatedCompositeFieldContainer[Answer]
+    usage: Usage
+    timings: Timings
+    drafting: DraftStatistics
+    padding: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., drafting: _Optional[_Union[DraftStatistics, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("parts", "token_ids", "details", "draft_trees", "result")
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[AnswerPart]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    details: _containers.RepeatedCompositeFieldContainer[TokenDetail]
+    draft_trees: _containers.RepeatedCompositeFieldContainer[DraftTree]
+    result: SampleResult
+    def __init__(self, parts: _Optional[_Iterable[_Union[AnswerPart, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., draft_trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ..., result: _Optional[_Union[SampleResult, _Mapping]] = ...) -> None: ...
+
+class AnswerPart(_message.Message):
+    __slots__ = ("text", "reasoning", "tool_call")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    reasoning: str
+    tool_call: ToolCall
+    def __init__(self, text: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ...) -> None: ...
+
+class GenerateStreamResponse(_message.Message):
     __slots__ = ("started", "delta", "finished", "padding")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
@@ -203,14 +267,13 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "strategy", "prompt_tokens", "max_tokens", "seed", "experiment", "arm")
+    __slots__ = ("request_id", "model", "tenant", "strategy", "prompt_tokens", "max_tokens", "experiment", "arm")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -219,26 +282,47 @@ class Started(_message.Message):
     strategy: str
     prompt_tokens: int
     max_tokens: int
-    seed: int
     experiment: str
     arm: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., strategy: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., experiment: _Optional[str] = ..., arm: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., strategy: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., experiment: _Optional[str] = ..., arm: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("text", "token_ids", "details", "sample", "draft_trees", "finished")
-    TEXT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("sample", "parts", "token_ids", "details", "draft_trees", "result")
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    text: str
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    sample: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     details: _containers.RepeatedCompositeFieldContainer[TokenDetail]
-    sample: int
     draft_trees: _containers.RepeatedCompositeFieldContainer[DraftTree]
-    finished: SampleResult
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., sample: _Optional[int] = ..., draft_trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ..., finished: _Optional[_Union[SampleResult, _Mapping]] = ...) -> None: ...
+    result: SampleResult
+    def __init__(self, sample: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., draft_trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ..., result: _Optional[_Union[SampleResult, _Mapping]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("text", "reasoning", "tool_call")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    reasoning: str
+    tool_call: ToolCallDelta
+    def __init__(self, text: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_call: _Optional[_Union[ToolCallDelta, _Mapping]] = ...) -> None: ...
+
+class ToolCallDelta(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class DraftTree(_message.Message):
     __slots__ = ("token_ids", "tokens", "parents", "accepted")
@@ -253,72 +337,82 @@ class DraftTree(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenDetail(_message.Message):
-    __slots__ = ("text", "drafted", "logprob", "top_logprobs", "token_bytes", "left_out")
+    __slots__ = ("token_id", "text", "bytes", "special", "drafted", "logprob", "top_logprobs")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
     text: str
+    bytes: bytes
+    special: bool
     drafted: bool
     logprob: float
     top_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    token_bytes: bytes
-    left_out: bool
-    def __init__(self, text: _Optional[str] = ..., drafted: bool = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., token_bytes: _Optional[bytes] = ..., left_out: bool = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., bytes: _Optional[bytes] = ..., special: bool = ..., drafted: bool = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
-    __slots__ = ("token_id", "logprob", "token_bytes")
+    __slots__ = ("token_id", "text", "bytes", "logprob")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     token_id: int
+    text: str
+    bytes: bytes
     logprob: float
-    token_bytes: bytes
-    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., token_bytes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "timings", "drafting", "samples")
+    __slots__ = ("samples", "usage", "timings", "drafting")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[SampleResult]
+    usage: Usage
+    timings: Timings
+    drafting: DraftStatistics
+    def __init__(self, samples: _Optional[_Iterable[_Union[SampleResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., drafting: _Optional[_Union[DraftStatistics, _Mapping]] = ...) -> None: ...
+
+class SampleResult(_message.Message):
+    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "seed")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
-    TIMINGS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTING_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    reason: FinishReason
-    stop_string: str
-    stop_token_id: int
-    usage: Usage
-    timings: Timings
-    drafting: DraftStatistics
-    samples: _containers.RepeatedCompositeFieldContainer[SampleResult]
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., drafting: _Optional[_Union[DraftStatistics, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[SampleResult, _Mapping]]] = ...) -> None: ...
-
-class SampleResult(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "completion_tokens", "seed")
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     stop_token_id: int
-    completion_tokens: int
+    usage: SampleUsage
     seed: int
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[SampleUsage, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class SampleUsage(_message.Message):
+    __slots__ = ("completion_tokens", "reasoning_tokens", "accepted_draft_tokens")
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    completion_tokens: int
+    reasoning_tokens: int
+    accepted_draft_tokens: int
+    def __init__(self, completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens")
+    __slots__ = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
-    completion_tokens: int
     cached_prompt_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    completion_tokens: int
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue", "prefill", "decode")
@@ -331,7 +425,7 @@ class Timings(_message.Message):
     def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class DraftStatistics(_message.Message):
-    __slots__ = ("strategy", "mean_acceptance_length", "steps", "draft_tokens", "accepted_tokens", "accepted_by_depth", "by_source", "draft_time", "step_time", "disabled_reason", "model_time")
+    __slots__ = ("mean_acceptance_length", "steps", "draft_tokens", "accepted_tokens", "accepted_by_depth", "by_source", "draft_duration", "step_duration", "model_duration", "disabled_reason")
     class BySourceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -339,29 +433,27 @@ class DraftStatistics(_message.Message):
         key: str
         value: SourceStatistics
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SourceStatistics, _Mapping]] = ...) -> None: ...
-    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
     BY_SOURCE_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TIME_FIELD_NUMBER: _ClassVar[int]
-    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DURATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DURATION_FIELD_NUMBER: _ClassVar[int]
     DISABLED_REASON_FIELD_NUMBER: _ClassVar[int]
-    MODEL_TIME_FIELD_NUMBER: _ClassVar[int]
-    strategy: str
     mean_acceptance_length: float
     steps: int
     draft_tokens: int
     accepted_tokens: int
     accepted_by_depth: _containers.RepeatedScalarFieldContainer[int]
     by_source: _containers.MessageMap[str, SourceStatistics]
-    draft_time: _duration_pb2.Duration
-    step_time: _duration_pb2.Duration
+    draft_duration: _duration_pb2.Duration
+    step_duration: _duration_pb2.Duration
+    model_duration: _duration_pb2.Duration
     disabled_reason: str
-    model_time: _duration_pb2.Duration
-    def __init__(self, strategy: _Optional[str] = ..., mean_acceptance_length: _Optional[float] = ..., steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., by_source: _Optional[_Mapping[str, SourceStatistics]] = ..., draft_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disabled_reason: _Optional[str] = ..., model_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, mean_acceptance_length: _Optional[float] = ..., steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., by_source: _Optional[_Mapping[str, SourceStatistics]] = ..., draft_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., model_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disabled_reason: _Optional[str] = ...) -> None: ...
 
 class SourceStatistics(_message.Message):
     __slots__ = ("draft_tokens", "accepted_tokens")
@@ -410,7 +502,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason", "abilities", "draft_models")
+    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason", "abilities", "draft_models", "reasoning_format")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +529,7 @@ class GetModelInfoResponse(_message.Message):
     NO_TOOLS_REASON_FIELD_NUMBER: _ClassVar[int]
     ABILITIES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODELS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FORMAT_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     parameters: int
@@ -463,7 +556,8 @@ class GetModelInfoResponse(_message.Message):
     no_tools_reason: str
     abilities: EngineAbilities
     draft_models: _containers.RepeatedCompositeFieldContainer[DraftModel]
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ..., abilities: _Optional[_Union[EngineAbilities, _Mapping]] = ..., draft_models: _Optional[_Iterable[_Union[DraftModel, _Mapping]]] = ...) -> None: ...
+    reasoning_format: ReasoningFormat
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ..., abilities: _Optional[_Union[EngineAbilities, _Mapping]] = ..., draft_models: _Optional[_Iterable[_Union[DraftModel, _Mapping]]] = ..., reasoning_format: _Optional[_Union[ReasoningFormat, _Mapping]] = ...) -> None: ...
 
 class DraftModel(_message.Message):
     __slots__ = ("strategy", "name", "parameters")

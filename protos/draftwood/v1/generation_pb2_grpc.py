@@ -28,6 +28,9 @@ if _version_not_supported:
 class GenerationServiceStub(object):
     """Text generation with lossless speculative decoding.
 
+    After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+    it does not know.
+
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
 
@@ -42,10 +45,15 @@ class GenerationServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Generate = channel.unary_stream(
+        self.Generate = channel.unary_unary(
                 '/draftwood.v1.GenerationService/Generate',
                 request_serializer=draftwood_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=draftwood_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.GenerateStream = channel.unary_stream(
+                '/draftwood.v1.GenerationService/GenerateStream',
+                request_serializer=draftwood_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=draftwood_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/draftwood.v1.GenerationService/Tokenize',
@@ -67,6 +75,9 @@ class GenerationServiceStub(object):
 class GenerationServiceServicer(object):
     """Text generation with lossless speculative decoding.
 
+    After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+    it does not know.
+
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
 
@@ -76,8 +87,20 @@ class GenerationServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-        the last Delta of each tells how it ended.
+        """The whole answer. INVALID_ARGUMENT if its token details could exceed the 4 MiB that gRPC clients accept by default;
+        GenerateStream has no such limit. A client that gives up, by its deadline or a cancellation, gets nothing.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateStream(self, request, context):
+        """The answer as it is written: one Started, then Deltas, then exactly one Finished, or one non-OK status at any time.
+        It takes the request of Generate, so that a request does not depend on how its answer is read: two messages with
+        the same fields would have to change together for ever.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,10 +130,15 @@ class GenerationServiceServicer(object):
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Generate': grpc.unary_stream_rpc_method_handler(
+            'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=draftwood_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=draftwood_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateStream,
+                    request_deserializer=draftwood_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=draftwood_dot_v1_dot_generation__pb2.GenerateStreamResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -138,6 +166,9 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService(object):
     """Text generation with lossless speculative decoding.
 
+    After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+    it does not know.
+
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
 
@@ -157,12 +188,39 @@ class GenerationService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/draftwood.v1.GenerationService/Generate',
             draftwood_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             draftwood_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/draftwood.v1.GenerationService/GenerateStream',
+            draftwood_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+            draftwood_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

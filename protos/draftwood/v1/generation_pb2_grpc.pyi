@@ -29,6 +29,9 @@ GRPC_VERSION: str
 class GenerationServiceStub:
     """Text generation with lossless speculative decoding.
 
+    After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+    it does not know.
+
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
 
@@ -41,9 +44,17 @@ class GenerationServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
-    Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-    the last Delta of each tells how it ended.
+    Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
+    """The whole answer. INVALID_ARGUMENT if its token details could exceed the 4 MiB that gRPC clients accept by default;
+    GenerateStream has no such limit. A client that gives up, by its deadline or a cancellation, gets nothing.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateStreamResponse]
+    """The answer as it is written: one Started, then Deltas, then exactly one Finished, or one non-OK status at any time.
+    It takes the request of Generate, so that a request does not depend on how its answer is read: two messages with
+    the same fields would have to change together for ever.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Text or chat messages to token ids, as Generate reads them."""
@@ -56,6 +67,9 @@ class GenerationServiceStub:
 class GenerationServiceAsyncStub(GenerationServiceStub):
     """Text generation with lossless speculative decoding.
 
+    After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+    it does not know.
+
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
 
@@ -65,9 +79,17 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-    the last Delta of each tells how it ended.
+    Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
+    """The whole answer. INVALID_ARGUMENT if its token details could exceed the 4 MiB that gRPC clients accept by default;
+    GenerateStream has no such limit. A client that gives up, by its deadline or a cancellation, gets nothing.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
+    """The answer as it is written: one Started, then Deltas, then exactly one Finished, or one non-OK status at any time.
+    It takes the request of Generate, so that a request does not depend on how its answer is read: two messages with
+    the same fields would have to change together for ever.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Text or chat messages to token ids, as Generate reads them."""
@@ -78,6 +100,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Text generation with lossless speculative decoding.
+
+    After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+    it does not know.
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
@@ -92,9 +117,23 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-        the last Delta of each tells how it ended.
+    ) -> _typing.Union[_generation_pb2.GenerateResponse, _abc.Awaitable[_generation_pb2.GenerateResponse]]:
+        """The whole answer. INVALID_ARGUMENT if its token details could exceed the 4 MiB that gRPC clients accept by default;
+        GenerateStream has no such limit. A client that gives up, by its deadline or a cancellation, gets nothing.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateStream(
+        self,
+        request: _generation_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateStreamResponse], _abc.AsyncIterator[_generation_pb2.GenerateStreamResponse]]:
+        """The answer as it is written: one Started, then Deltas, then exactly one Finished, or one non-OK status at any time.
+        It takes the request of Generate, so that a request does not depend on how its answer is read: two messages with
+        the same fields would have to change together for ever.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         """
 
     @_abc_1.abstractmethod

@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64raftwood/v1/memory.proto\x12\x0c\x64raftwood.v1\x1a\x1d\x64raftwood/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"l\n\x0cMemoryRecord\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.draftwood.v1.TokenIds\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x04kind\x18\x03 \x01(\x0e\x32\x18.draftwood.v1.MemoryKind\"c\n\x1aGetMemoryStatisticsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\tB\t\n\x07_tenant\"\xb6\x01\n\x1bGetMemoryStatisticsResponse\x12\x35\n\x07tenants\x18\x01 \x03(\x0b\x32$.draftwood.v1.TenantMemoryStatistics\x12\x32\n\x05store\x18\x02 \x01(\x0b\x32#.draftwood.v1.MemoryStoreStatistics\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\"\xea\x01\n\x16TenantMemoryStatistics\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x04 \x01(\x03\x12\x13\n\x0blog_records\x18\x05 \x01(\x03\x12/\n\x0csnapshot_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x10\n\x08resident\x18\x08 \x01(\x08\x12\x13\n\x0bindex_bytes\x18\t \x01(\x03\x12\x11\n\tread_only\x18\n \x01(\x08\"\xd7\x04\n\x15MemoryStoreStatistics\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x16\n\x0eoutbox_records\x18\x03 \x01(\x03\x12\x17\n\x0flearned_records\x18\x04 \x01(\x03\x12\x16\n\x0epushed_records\x18\x05 \x01(\x03\x12\x18\n\x10received_records\x18\x06 \x01(\x03\x12\x17\n\x0f\x64ropped_records\x18\x07 \x01(\x03\x12\x15\n\rstale_records\x18\x08 \x01(\x03\x12\x19\n\x11unreadable_values\x18\t \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\n \x01(\x03\x12\x12\n\nreconnects\x18\x0b \x01(\x03\x12\x0f\n\x07reloads\x18\x0c \x01(\x03\x12\r\n\x05\x66olds\x18\r \x01(\x03\x12+\n\x08last_lag\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10resident_tenants\x18\x0f \x01(\x03\x12\x17\n\x0fresident_tokens\x18\x10 \x01(\x03\x12\x13\n\x0bindex_bytes\x18\x11 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x12 \x01(\x03\x12\x11\n\tmax_bytes\x18\x13 \x01(\x03\x12\x17\n\x0f\x65victed_tenants\x18\x14 \x01(\x03\x12\x15\n\rlate_memories\x18\x15 \x01(\x03\x12\x1a\n\x12read_only_memories\x18\x16 \x01(\x03\x12\x19\n\x11read_only_records\x18\x17 \x01(\x03\x12#\n\x1bservers_with_other_settings\x18\x18 \x01(\x05\"2\n\x11WarmMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"3\n\x12WarmMemoryResponse\x12\r\n\x05texts\x18\x01 \x01(\x03\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\"H\n\x13\x45xportMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x14\n\x0cwithout_text\x18\x03 \x01(\x08\"g\n\x14\x45xportMemoryResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x07records\x18\x03 \x03(\x0b\x32\x1a.draftwood.v1.MemoryRecord\"g\n\x13ImportMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12+\n\x07records\x18\x03 \x03(\x0b\x32\x1a.draftwood.v1.MemoryRecord\"7\n\x14ImportMemoryResponse\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\"$\n\x12PurgeMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"g\n\x13PurgeMemoryResponse\x12\x10\n\x08memories\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\x12.\n\nfinal_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"D\n\x1bListOrphanedMemoriesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"g\n\x1cListOrphanedMemoriesResponse\x12.\n\x08memories\x18\x01 \x03(\x0b\x32\x1c.draftwood.v1.OrphanedMemory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb2\x01\n\x0eOrphanedMemory\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0b\n\x03\x61rm\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x03\x12+\n\x08unserved\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07_tenant\"3\n\x1cPurgeOrphanedMemoriesRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"A\n\x1dPurgeOrphanedMemoriesResponse\x12\x10\n\x08memories\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x03*Y\n\nMemoryKind\x12\x1b\n\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMORY_KIND_OUTPUT\x10\x01\x12\x16\n\x12MEMORY_KIND_CORPUS\x10\x02\x32\xb9\x05\n\rMemoryService\x12j\n\x13GetMemoryStatistics\x12(.draftwood.v1.GetMemoryStatisticsRequest\x1a).draftwood.v1.GetMemoryStatisticsResponse\x12S\n\nWarmMemory\x12\x1f.draftwood.v1.WarmMemoryRequest\x1a .draftwood.v1.WarmMemoryResponse(\x01\x30\x01\x12W\n\x0c\x45xportMemory\x12!.draftwood.v1.ExportMemoryRequest\x1a\".draftwood.v1.ExportMemoryResponse0\x01\x12Y\n\x0cImportMemory\x12!.draftwood.v1.ImportMemoryRequest\x1a\".draftwood.v1.ImportMemoryResponse(\x01\x30\x01\x12R\n\x0bPurgeMemory\x12 .draftwood.v1.PurgeMemoryRequest\x1a!.draftwood.v1.PurgeMemoryResponse\x12m\n\x14ListOrphanedMemories\x12).draftwood.v1.ListOrphanedMemoriesRequest\x1a*.draftwood.v1.ListOrphanedMemoriesResponse\x12p\n\x15PurgeOrphanedMemories\x12*.draftwood.v1.PurgeOrphanedMemoriesRequest\x1a+.draftwood.v1.PurgeOrphanedMemoriesResponseB7\n\x0c\x64raftwood.v1B\x0bMemoryProtoP\x01Z\x18\x64raftwood/v1;draftwoodv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64raftwood/v1/memory.proto\x12\x0c\x64raftwood.v1\x1a\x1d\x64raftwood/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"l\n\x0cMemoryRecord\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.draftwood.v1.TokenIds\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x04kind\x18\x03 \x01(\x0e\x32\x18.draftwood.v1.MemoryKind\"c\n\x1aGetMemoryStatisticsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\tB\t\n\x07_tenant\"\xb6\x01\n\x1bGetMemoryStatisticsResponse\x12\x35\n\x07tenants\x18\x01 \x03(\x0b\x32$.draftwood.v1.TenantMemoryStatistics\x12\x32\n\x05store\x18\x02 \x01(\x0b\x32#.draftwood.v1.MemoryStoreStatistics\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\"\xda\x01\n\x16TenantMemoryStatistics\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x04 \x01(\x03\x12\x13\n\x0blog_records\x18\x05 \x01(\x03\x12.\n\npurge_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08resident\x18\x07 \x01(\x08\x12\x13\n\x0bindex_bytes\x18\x08 \x01(\x03\x12\x11\n\tread_only\x18\t \x01(\x08\"\xa3\x04\n\x15MemoryStoreStatistics\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x16\n\x0eoutbox_records\x18\x03 \x01(\x03\x12\x17\n\x0flearned_records\x18\x04 \x01(\x03\x12\x16\n\x0epushed_records\x18\x05 \x01(\x03\x12\x18\n\x10received_records\x18\x06 \x01(\x03\x12\x17\n\x0f\x64ropped_records\x18\x07 \x01(\x03\x12\x15\n\rstale_records\x18\x08 \x01(\x03\x12\x19\n\x11unreadable_values\x18\t \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\n \x01(\x03\x12\x12\n\nreconnects\x18\x0b \x01(\x03\x12\x0f\n\x07reloads\x18\x0c \x01(\x03\x12+\n\x08last_lag\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10resident_tenants\x18\x0e \x01(\x03\x12\x17\n\x0fresident_tokens\x18\x0f \x01(\x03\x12\x13\n\x0bindex_bytes\x18\x10 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x11 \x01(\x03\x12\x11\n\tmax_bytes\x18\x12 \x01(\x03\x12\x17\n\x0f\x65victed_tenants\x18\x13 \x01(\x03\x12\x15\n\rlate_memories\x18\x14 \x01(\x03\x12\x1a\n\x12read_only_memories\x18\x15 \x01(\x03\x12\x19\n\x11read_only_records\x18\x16 \x01(\x03\"2\n\x11WarmMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"3\n\x12WarmMemoryResponse\x12\r\n\x05texts\x18\x01 \x01(\x03\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\"H\n\x13\x45xportMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03\x61rm\x18\x02 \x01(\t\x12\x14\n\x0cwithout_text\x18\x03 \x01(\x08\"g\n\x14\x45xportMemoryResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x07records\x18\x03 \x03(\x0b\x32\x1a.draftwood.v1.MemoryRecord\"g\n\x13ImportMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12+\n\x07records\x18\x03 \x03(\x0b\x32\x1a.draftwood.v1.MemoryRecord\"7\n\x14ImportMemoryResponse\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\"$\n\x12PurgeMemoryRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"g\n\x13PurgeMemoryResponse\x12\x10\n\x08memories\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\x12.\n\nfinal_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"D\n\x1bListOrphanedMemoriesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"g\n\x1cListOrphanedMemoriesResponse\x12.\n\x08memories\x18\x01 \x03(\x0b\x32\x1c.draftwood.v1.OrphanedMemory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xbb\x01\n\x0eOrphanedMemory\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0b\n\x03\x61rm\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x03\x12\x34\n\x11unserved_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07_tenant\"3\n\x1cPurgeOrphanedMemoriesRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"A\n\x1dPurgeOrphanedMemoriesResponse\x12\x10\n\x08memories\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x03*Y\n\nMemoryKind\x12\x1b\n\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMORY_KIND_OUTPUT\x10\x01\x12\x16\n\x12MEMORY_KIND_CORPUS\x10\x02\x32\xb9\x05\n\rMemoryService\x12j\n\x13GetMemoryStatistics\x12(.draftwood.v1.GetMemoryStatisticsRequest\x1a).draftwood.v1.GetMemoryStatisticsResponse\x12S\n\nWarmMemory\x12\x1f.draftwood.v1.WarmMemoryRequest\x1a .draftwood.v1.WarmMemoryResponse(\x01\x30\x01\x12W\n\x0c\x45xportMemory\x12!.draftwood.v1.ExportMemoryRequest\x1a\".draftwood.v1.ExportMemoryResponse0\x01\x12Y\n\x0cImportMemory\x12!.draftwood.v1.ImportMemoryRequest\x1a\".draftwood.v1.ImportMemoryResponse(\x01\x30\x01\x12R\n\x0bPurgeMemory\x12 .draftwood.v1.PurgeMemoryRequest\x1a!.draftwood.v1.PurgeMemoryResponse\x12m\n\x14ListOrphanedMemories\x12).draftwood.v1.ListOrphanedMemoriesRequest\x1a*.draftwood.v1.ListOrphanedMemoriesResponse\x12p\n\x15PurgeOrphanedMemories\x12*.draftwood.v1.PurgeOrphanedMemoriesRequest\x1a+.draftwood.v1.PurgeOrphanedMemoriesResponseB7\n\x0c\x64raftwood.v1B\x0bMemoryProtoP\x01Z\x18\x64raftwood/v1;draftwoodv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'draftwood.v1.memory_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014draftwood.v1B\013MemoryProtoP\001Z\030draftwood/v1;draftwoodv1'
-  _globals['_MEMORYKIND']._serialized_start=2439
-  _globals['_MEMORYKIND']._serialized_end=2528
+  _globals['_MEMORYKIND']._serialized_start=2380
+  _globals['_MEMORYKIND']._serialized_end=2469
   _globals['_MEMORYRECORD']._serialized_start=139
   _globals['_MEMORYRECORD']._serialized_end=247
   _globals['_GETMEMORYSTATISTICSREQUEST']._serialized_start=249
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMEMORYSTATISTICSRESPONSE']._serialized_start=351
   _globals['_GETMEMORYSTATISTICSRESPONSE']._serialized_end=533
   _globals['_TENANTMEMORYSTATISTICS']._serialized_start=536
-  _globals['_TENANTMEMORYSTATISTICS']._serialized_end=770
-  _globals['_MEMORYSTORESTATISTICS']._serialized_start=773
-  _globals['_MEMORYSTORESTATISTICS']._serialized_end=1372
-  _globals['_WARMMEMORYREQUEST']._serialized_start=1374
-  _globals['_WARMMEMORYREQUEST']._serialized_end=1424
-  _globals['_WARMMEMORYRESPONSE']._serialized_start=1426
-  _globals['_WARMMEMORYRESPONSE']._serialized_end=1477
-  _globals['_EXPORTMEMORYREQUEST']._serialized_start=1479
-  _globals['_EXPORTMEMORYREQUEST']._serialized_end=1551
-  _globals['_EXPORTMEMORYRESPONSE']._serialized_start=1553
-  _globals['_EXPORTMEMORYRESPONSE']._serialized_end=1656
-  _globals['_IMPORTMEMORYREQUEST']._serialized_start=1658
-  _globals['_IMPORTMEMORYREQUEST']._serialized_end=1761
-  _globals['_IMPORTMEMORYRESPONSE']._serialized_start=1763
-  _globals['_IMPORTMEMORYRESPONSE']._serialized_end=1818
-  _globals['_PURGEMEMORYREQUEST']._serialized_start=1820
-  _globals['_PURGEMEMORYREQUEST']._serialized_end=1856
-  _globals['_PURGEMEMORYRESPONSE']._serialized_start=1858
-  _globals['_PURGEMEMORYRESPONSE']._serialized_end=1961
-  _globals['_LISTORPHANEDMEMORIESREQUEST']._serialized_start=1963
-  _globals['_LISTORPHANEDMEMORIESREQUEST']._serialized_end=2031
-  _globals['_LISTORPHANEDMEMORIESRESPONSE']._serialized_start=2033
-  _globals['_LISTORPHANEDMEMORIESRESPONSE']._serialized_end=2136
-  _globals['_ORPHANEDMEMORY']._serialized_start=2139
-  _globals['_ORPHANEDMEMORY']._serialized_end=2317
-  _globals['_PURGEORPHANEDMEMORIESREQUEST']._serialized_start=2319
-  _globals['_PURGEORPHANEDMEMORIESREQUEST']._serialized_end=2370
-  _globals['_PURGEORPHANEDMEMORIESRESPONSE']._serialized_start=2372
-  _globals['_PURGEORPHANEDMEMORIESRESPONSE']._serialized_end=2437
-  _globals['_MEMORYSERVICE']._serialized_start=2531
-  _globals['_MEMORYSERVICE']._serialized_end=3228
+  _globals['_TENANTMEMORYSTATISTICS']._serialized_end=754
+  _globals['_MEMORYSTORESTATISTICS']._serialized_start=757
+  _globals['_MEMORYSTORESTATISTICS']._serialized_end=1304
+  _globals['_WARMMEMORYREQUEST']._serialized_start=1306
+  _globals['_WARMMEMORYREQUEST']._serialized_end=1356
+  _globals['_WARMMEMORYRESPONSE']._serialized_start=1358
+  _globals['_WARMMEMORYRESPONSE']._serialized_end=1409
+  _globals['_EXPORTMEMORYREQUEST']._serialized_start=1411
+  _globals['_EXPORTMEMORYREQUEST']._serialized_end=1483
+  _globals['_EXPORTMEMORYRESPONSE']._serialized_start=1485
+  _globals['_EXPORTMEMORYRESPONSE']._serialized_end=1588
+  _globals['_IMPORTMEMORYREQUEST']._serialized_start=1590
+  _globals['_IMPORTMEMORYREQUEST']._serialized_end=1693
+  _globals['_IMPORTMEMORYRESPONSE']._serialized_start=1695
+  _globals['_IMPORTMEMORYRESPONSE']._serialized_end=1750
+  _globals['_PURGEMEMORYREQUEST']._serialized_start=1752
+  _globals['_PURGEMEMORYREQUEST']._serialized_end=1788
+  _globals['_PURGEMEMORYRESPONSE']._serialized_start=1790
+  _globals['_PURGEMEMORYRESPONSE']._serialized_end=1893
+  _globals['_LISTORPHANEDMEMORIESREQUEST']._serialized_start=1895
+  _globals['_LISTORPHANEDMEMORIESREQUEST']._serialized_end=1963
+  _globals['_LISTORPHANEDMEMORIESRESPONSE']._serialized_start=1965
+  _globals['_LISTORPHANEDMEMORIESRESPONSE']._serialized_end=2068
+  _globals['_ORPHANEDMEMORY']._serialized_start=2071
+  _globals['_ORPHANEDMEMORY']._serialized_end=2258
+  _globals['_PURGEORPHANEDMEMORIESREQUEST']._serialized_start=2260
+  _globals['_PURGEORPHANEDMEMORIESREQUEST']._serialized_end=2311
+  _globals['_PURGEORPHANEDMEMORIESRESPONSE']._serialized_start=2313
+  _globals['_PURGEORPHANEDMEMORIESRESPONSE']._serialized_end=2378
+  _globals['_MEMORYSERVICE']._serialized_start=2472
+  _globals['_MEMORYSERVICE']._serialized_end=3169
 # @@protoc_insertion_point(module_scope)

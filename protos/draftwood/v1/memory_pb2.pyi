@@ -54,14 +54,13 @@ class GetMemoryStatisticsResponse(_message.Message):
     def __init__(self, tenants: _Optional[_Iterable[_Union[TenantMemoryStatistics, _Mapping]]] = ..., store: _Optional[_Union[MemoryStoreStatistics, _Mapping]] = ..., fingerprint: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class TenantMemoryStatistics(_message.Message):
-    __slots__ = ("tenant", "arm", "tokens", "stored_bytes", "log_records", "snapshot_age", "epoch", "resident", "index_bytes", "read_only")
+    __slots__ = ("tenant", "arm", "tokens", "stored_bytes", "log_records", "purge_time", "resident", "index_bytes", "read_only")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOG_RECORDS_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_AGE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PURGE_TIME_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_FIELD_NUMBER: _ClassVar[int]
@@ -70,15 +69,14 @@ class TenantMemoryStatistics(_message.Message):
     tokens: int
     stored_bytes: int
     log_records: int
-    snapshot_age: _duration_pb2.Duration
-    epoch: int
+    purge_time: _timestamp_pb2.Timestamp
     resident: bool
     index_bytes: int
     read_only: bool
-    def __init__(self, tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., log_records: _Optional[int] = ..., snapshot_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., epoch: _Optional[int] = ..., resident: bool = ..., index_bytes: _Optional[int] = ..., read_only: bool = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., log_records: _Optional[int] = ..., purge_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., resident: bool = ..., index_bytes: _Optional[int] = ..., read_only: bool = ...) -> None: ...
 
 class MemoryStoreStatistics(_message.Message):
-    __slots__ = ("store", "healthy", "outbox_records", "learned_records", "pushed_records", "received_records", "dropped_records", "stale_records", "unreadable_values", "failures", "reconnects", "reloads", "folds", "last_lag", "resident_tenants", "resident_tokens", "index_bytes", "resident_bytes", "max_bytes", "evicted_tenants", "late_memories", "read_only_memories", "read_only_records", "servers_with_other_settings")
+    __slots__ = ("store", "healthy", "outbox_records", "learned_records", "pushed_records", "received_records", "dropped_records", "stale_records", "unreadable_values", "failures", "reconnects", "reloads", "last_lag", "resident_tenants", "resident_tokens", "index_bytes", "resident_bytes", "max_bytes", "evicted_tenants", "late_memories", "read_only_memories", "read_only_records")
     STORE_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     OUTBOX_RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -91,7 +89,6 @@ class MemoryStoreStatistics(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     RECONNECTS_FIELD_NUMBER: _ClassVar[int]
     RELOADS_FIELD_NUMBER: _ClassVar[int]
-    FOLDS_FIELD_NUMBER: _ClassVar[int]
     LAST_LAG_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_TENANTS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -102,7 +99,6 @@ class MemoryStoreStatistics(_message.Message):
     LATE_MEMORIES_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_MEMORIES_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_RECORDS_FIELD_NUMBER: _ClassVar[int]
-    SERVERS_WITH_OTHER_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     store: str
     healthy: bool
     outbox_records: int
@@ -115,7 +111,6 @@ class MemoryStoreStatistics(_message.Message):
     failures: int
     reconnects: int
     reloads: int
-    folds: int
     last_lag: _duration_pb2.Duration
     resident_tenants: int
     resident_tokens: int
@@ -126,8 +121,7 @@ class MemoryStoreStatistics(_message.Message):
     late_memories: int
     read_only_memories: int
     read_only_records: int
-    servers_with_other_settings: int
-    def __init__(self, store: _Optional[str] = ..., healthy: bool = ..., outbox_records: _Optional[int] = ..., learned_records: _Optional[int] = ..., pushed_records: _Optional[int] = ..., received_records: _Optional[int] = ..., dropped_records: _Optional[int] = ..., stale_records: _Optional[int] = ..., unreadable_values: _Optional[int] = ..., failures: _Optional[int] = ..., reconnects: _Optional[int] = ..., reloads: _Optional[int] = ..., folds: _Optional[int] = ..., last_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resident_tenants: _Optional[int] = ..., resident_tokens: _Optional[int] = ..., index_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., evicted_tenants: _Optional[int] = ..., late_memories: _Optional[int] = ..., read_only_memories: _Optional[int] = ..., read_only_records: _Optional[int] = ..., servers_with_other_settings: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., healthy: bool = ..., outbox_records: _Optional[int] = ..., learned_records: _Optional[int] = ..., pushed_records: _Optional[int] = ..., received_records: _Optional[int] = ..., dropped_records: _Optional[int] = ..., stale_records: _Optional[int] = ..., unreadable_values: _Optional[int] = ..., failures: _Optional[int] = ..., reconnects: _Optional[int] = ..., reloads: _Optional[int] = ..., last_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resident_tenants: _Optional[int] = ..., resident_tokens: _Optional[int] = ..., index_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., evicted_tenants: _Optional[int] = ..., late_memories: _Optional[int] = ..., read_only_memories: _Optional[int] = ..., read_only_records: _Optional[int] = ...) -> None: ...
 
 class WarmMemoryRequest(_message.Message):
     __slots__ = ("tenant", "texts")
@@ -216,22 +210,22 @@ class ListOrphanedMemoriesResponse(_message.Message):
     def __init__(self, memories: _Optional[_Iterable[_Union[OrphanedMemory, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class OrphanedMemory(_message.Message):
-    __slots__ = ("tag", "fingerprint", "tenant", "arm", "tokens", "stored_bytes", "unserved")
+    __slots__ = ("tag", "fingerprint", "tenant", "arm", "tokens", "stored_bytes", "unserved_duration")
     TAG_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    UNSERVED_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_DURATION_FIELD_NUMBER: _ClassVar[int]
     tag: str
     fingerprint: str
     tenant: str
     arm: str
     tokens: int
     stored_bytes: int
-    unserved: _duration_pb2.Duration
-    def __init__(self, tag: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., unserved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    unserved_duration: _duration_pb2.Duration
+    def __init__(self, tag: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., unserved_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PurgeOrphanedMemoriesRequest(_message.Message):
     __slots__ = ("fingerprint",)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
-from draftwood_tenants.reading import check_identifier
+from draftwood_tenants.reading import check_tenant
 
 _NOT_VALID = (
     "the call has no valid credential: its API key or token (as 'authorization: Bearer ...'), or client certificate, is"
@@ -122,9 +122,7 @@ class Principal:
         if self.tenant is None and self.role is not Role.OPERATOR:
             raise InvalidInputError("tenant", None, f"must be set for the role {self.role.label}")
         if self.tenant is not None:
-            check_identifier("tenant", self.tenant)
-            if not self.tenant:
-                raise InvalidInputError("tenant", "", "must not be empty")
+            check_tenant("tenant", self.tenant)
 
     def require(self, role: Role, method: str) -> None:
         """Raises PermissionDeniedError without this role."""
@@ -135,12 +133,12 @@ class Principal:
         """The tenant of a call whose message names `named`; "" means the caller's own.
 
         Raises:
-            InvalidInputError: it is not a valid identifier.
+            InvalidInputError: it is not the id of a tenant.
             PermissionDeniedError: it is another than the caller's, who is no operator.
         """
         if not named:
             return self.tenant or DEFAULT_TENANT
-        check_identifier("tenant", named)
+        check_tenant("tenant", named)
         if named != self.tenant and self.role is not Role.OPERATOR:
             raise PermissionDeniedError("the credential is for another tenant than the request", self.name, named)
         return named
@@ -151,7 +149,7 @@ ANYONE = Principal("anyone", Role.OPERATOR)
 
 
 _METHODS: Mapping[str, Mapping[Role, str]] = {
-    "draftwood.v1.GenerationService": {Role.CALLER: "Generate Tokenize Detokenize GetModelInfo"},
+    "draftwood.v1.GenerationService": {Role.CALLER: "Generate GenerateStream Tokenize Detokenize GetModelInfo"},
     "vllm.grpc.engine.VllmEngine": {
         Role.CALLER: "Generate Abort HealthCheck GetModelInfo GetServerInfo GetTokenizer Embed",
         Role.OPERATOR: "GetLoads FlushCache StartProfile StopProfile SubscribeKvEvents",

@@ -227,21 +227,14 @@ class Output:
             logprobs=self.logprobs[part],
         )
 
-    def remove(self, count: int) -> None:
-        """Drops the first tokens."""
-        for values in (self.token_ids, self.texts, self.drafted, self.logprobs):
-            del values[:count]
-
-    def parts(self, with_end: bool = False) -> Iterator[Output]:
-        """The tokens in pieces of at most `MAX_PART_TOKENS`; the last one has the trees.
-
-        Args:
-            with_end: the last piece has the finish, and there is one without tokens if there is nothing but a finish.
+    def parts(self) -> Iterator[Output]:
+        """The tokens in pieces of at most `MAX_PART_TOKENS`. The last one has the trees and the finish; if there is
+        nothing but a finish, it is without tokens.
         """
-        alone = with_end and self.finish is not None and not self.token_ids
+        alone = self.finish is not None and not self.token_ids
         for start in range(0, len(self.token_ids) or alone, MAX_PART_TOKENS):
             part = self.part(start, start + MAX_PART_TOKENS)
             if start + MAX_PART_TOKENS >= len(self.token_ids):
                 part.trees = self.trees
-                part.finish = self.finish if with_end else None
+                part.finish = self.finish
             yield part

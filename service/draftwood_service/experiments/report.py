@@ -100,26 +100,29 @@ def report(
         findings.insert(0, _conclusion("counts_missing", text))
     now = datetime.now(UTC)
     return pb.ExperimentReport(
-        time=now,
+        report_time=now,
+        metrics=[pb.Metric(key=KEYS[title], title=title) for title in _titles()],
         arms=[_row(name, counts, arm) for arm, name in enumerate(split.arms)],
         comparisons=compared,
         sample_ratio_mismatch=mismatch,
         violations=[pb.StoppedArm(**asdict(violation), stop_time=now) for violation in broken],
-        conclusions=[finding.text for finding in findings],
-        findings=findings,
+        conclusions=findings,
         better_arm=winner,
     )
 
 
 def deciding(compared: Iterable[pb.ArmComparison]) -> list[pb.ArmComparison]:
     """The comparisons of the deciding metric."""
-    return [comparison for comparison in compared if comparison.metric == TIME_PER_TOKEN.title]
+    return [comparison for comparison in compared if comparison.metric == KEYS[TIME_PER_TOKEN.title]]
 
 
 def _conclusion(kind: str, text: str, arm: str = "", metric: str = "") -> pb.Conclusion:
-    """A conclusion: a sentence, and the title of the metric that it is about."""
-    key = KEYS[metric] if metric else ""
-    return pb.Conclusion(kind=f"CONCLUSION_KIND_{kind.upper()}", arm=arm, metric_key=key, text=text)
+    """A conclusion: a sentence, and the key of the metric that it is about."""
+    return pb.Conclusion(kind=f"CONCLUSION_KIND_{kind.upper()}", arm=arm, metric=metric, text=text)
+
+
+def _titles() -> list[str]:
+    return [*(metric.title for metric in METRICS), *QUANTILES]
 
 
 def _is_mismatch(units: FloatArray, shares: FloatArray) -> bool:
@@ -140,14 +143,13 @@ def _row(name: str, counts: Counts, arm: int) -> pb.ArmRow:
     summed = counts.sums[arm].sum(0)
     values = {metric.title: _known(value_of(counts.sums[arm], metric)) for metric in METRICS}
     values |= {title: _known(quantile(counts.latencies[arm, at], p)) for title, (at, p, _) in QUANTILES.items()}
-    known = {title: value for title, value in values.items() if value is not None}
+    known = {KEYS[title]: value for title, value in values.items() if value is not None}
     counted = {field: int(summed[column(field)]) for field in ("units", "requests", "audited", "differing")}
     return pb.ArmRow(
         arm=name,
         **counted,
         errors=counted["requests"] - int(summed[column("answered")]),
         metrics=known,
-        values={KEYS[title]: value for title, value in known.items()},
     )
 
 
@@ -173,9 +175,7 @@ def _comparison(
     if high < 0 or low > 0:
         verdict = pb.VERDICT_BETTER if (low > 0) == more_is_better else pb.VERDICT_WORSE
     change, lower, upper = (_known(np.expm1(log_ratio)) for log_ratio in (estimate, low, high))
-    return pb.ArmComparison(
-        arm=arm, metric=metric, metric_key=KEYS[metric], change=change, low=lower, high=upper, verdict=verdict
-    )
+    return pb.ArmComparison(arm=arm, metric=KEYS[metric], change=change, low=lower, high=upper, verdict=verdict)
 
 
 def _known(value: FloatArray | float) -> float | None:
@@ -211,17 +211,17 @@ def _conclusions(split: Split, units: FloatArray, compared: list[pb.ArmCompariso
 
 
 def _of_comparison(comparison: pb.ArmComparison, control: str) -> pb.Conclusion:
+    """Of the deciding metric."""
+    title = TIME_PER_TOKEN.title
     if not (comparison.HasField("low") and comparison.HasField("high") and comparison.HasField("change")):
-        text = f"{comparison.arm} against {control}: the {comparison.metric} cannot be compared yet."
+        text = f"{comparison.arm} against {control}: the {title} cannot be compared yet."
         return _conclusion("not_comparable", text, comparison.arm, comparison.metric)
     span = f"between {comparison.low:+.1%} and {comparison.high:+.1%}"
     if comparison.verdict == pb.VERDICT_OPEN:
-        text = (
-            f"{comparison.arm} against {control}: no difference is shown; the change of {comparison.metric} is {span}."
-        )
+        text = f"{comparison.arm} against {control}: no difference is shown; the change of {title} is {span}."
         return _conclusion("no_difference", text, comparison.arm, comparison.metric)
     kind = "faster" if comparison.verdict == pb.VERDICT_BETTER else "slower"
-    text = f"{comparison.arm} is {kind} than {control}: {comparison.metric} {comparison.change:+.1%}, {span}."
+    text = f"{comparison.arm} is {kind} than {control}: {title} {comparison.change:+.1%}, {span}."
     return _conclusion(kind, text, comparison.arm, comparison.metric)
 
 

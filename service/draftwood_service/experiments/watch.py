@@ -172,9 +172,9 @@ class Watch:
 
     async def _keep(self, experiment: Running, report: pb.ExperimentReport) -> None:
         points = await self.points(experiment)
-        now = report.time.ToNanoseconds() * 1e-9
+        now = report.report_time.ToNanoseconds() * 1e-9
         if is_due(points, experiment.config.started_at or now, now):
-            point = pb.ReportPoint(time=report.time, comparisons=deciding(report.comparisons))
+            point = pb.ReportPoint(look_time=report.report_time, comparisons=deciding(report.comparisons))
             await self._store.write_history(experiment.target, encode([*points, point]))
 
     async def points(self, experiment: Running) -> list[pb.ReportPoint]:
@@ -190,7 +190,7 @@ def is_due(points: list[pb.ReportPoint], started_at: float, now: float) -> bool:
     """Whether it is time for another look; times in seconds since the epoch."""
     if not points:
         return True
-    last = points[-1].time.ToNanoseconds() * 1e-9
+    last = points[-1].look_time.ToNanoseconds() * 1e-9
     return now - last >= max(MIN_SECONDS, SHARE_OF_AGE * (now - started_at))
 
 

@@ -9,17 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwood_client import (
-    Completion,
-    Delta,
-    Sample,
-    TokenDetail,
-    ToolCall,
-    ToolCallReader,
-    ToolFormat,
-)
+from draftwood_client import Completion, Delta, FinishReason, Sample, TokenDetail
 from draftwood_service.gateway.reading import ParsedRequest
-from draftwood_service.gateway.tools import ParsedTools
 
 
 class Answers:
@@ -27,13 +18,10 @@ class Answers:
 
     Args:
         model: as the answer names it.
-        form: how the model writes calls of tools, where it may.
     """
 
-    def __init__(self, parsed: ParsedRequest, model: str, form: ToolFormat | None = None) -> None:
+    def __init__(self, parsed: ParsedRequest, model: str) -> None:
         self._parsed = parsed
-        self._form = form
-        self._contents: dict[int, _Content] = {}
         kind = "chat.completion" if parsed.chat else "text_completion"
         prefix = "chatcmpl" if parsed.chat else "cmpl"
         self.id = f"{prefix}-{uuid.uuid4().hex}"
@@ -47,10 +35,7 @@ class Answers:
         answers: list[Completion | Sample] = []
         for completion in completions:
             answers += completion.samples or (completion,)
-        choices = [
-            self._choice(index, answer.text, answer.details, answer.finish_reason)
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._head, "choices": choices, **_totals(completions)}
 
     def first(self) -> list[dict[str, Any]]:
@@ -61,11 +46,12 @@ class Answers:
         return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in indexes]
 
     def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
-        """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
-        if not (delta.token_ids or delta.text):
+        """The chunk of some tokens; none if they complete no character or piece of a call, and nothing else is asked
+        for."""
+        if not (delta.token_ids or delta.message.parts):
             return []
         details, index = self._details(delta), prompt * self._parsed.samples + delta.sample
-        content = self._content_of(index).pushed(delta.text)
+        content = self._content(delta)
         if not (content or self._parsed.logprobs is not None or any(details.values())):
             return []
         choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._parsed.chat else {"text": delta.text}
@@ -76,10 +62,27 @@ class Answers:
             chunk["draftwood"] = details
         return [chunk]
 
-    def _content_of(self, index: int) -> _Content:
-        if index not in self._contents:
-            self._contents[index] = _Content(self._form, self._parsed.tools)
-        return self._contents[index]
+    def _content(self, delta: Delta) -> dict[str, Any]:
+        """The fields that a delta adds to the message of its sample; may be empty."""
+        content = {"content": delta.text, "reasoning_content": delta.reasoning}
+        shown: dict[str, Any] = {name: text for name, text in content.items() if text}
+        calls: list[dict[str, Any]] = []
+        for piece in delta.tool_calls:
+            if piece.index and not self._parallel:
+                continue
+            if calls and calls[-1]["index"] == piece.index:
+                calls[-1]["function"]["arguments"] += piece.arguments
+            elif piece.name:
+                function = {"name": piece.name, "arguments": piece.arguments}
+                calls.append({"index": piece.index, "id": piece.id, "type": "function", "function": function})
+            else:
+                calls.append({"index": piece.index, "function": {"arguments": piece.arguments}})
+        return {**shown, "tool_calls": calls} if calls else shown
+
+    @property
+    def _parallel(self) -> bool:
+        """The answer may have several calls."""
+        return self._parsed.tools is None or self._parsed.tools.parallel
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
         """Fields of a delta that OpenAI's API does not have."""
@@ -93,17 +96,14 @@ class Answers:
             ]
         return details
 
-    def finished(self, prompt: int, sample: int, reason: str) -> list[dict[str, Any]]:
-        """The chunks that end a sample: without content, but for text that looked like a call. None the second time."""
+    def finished(self, prompt: int, sample: int, reason: FinishReason) -> list[dict[str, Any]]:
+        """The chunk that ends a sample, without content. None the second time."""
         index = prompt * self._parsed.samples + sample
         if index in self._ended:
             return []
         self._ended.add(index)
-        content, chunks = self._content_of(index), []
-        if rest := content.closed():
-            chunks.append(self._chunk(index, {"delta": rest}))
         empty: dict[str, Any] = {"delta": {}} if self._parsed.chat else {"text": ""}
-        return [*chunks, self._chunk(index, empty, content.reason(reason))]
+        return [self._chunk(index, empty, _reason(reason))]
 
     def last(self, completions: Sequence[Completion]) -> dict[str, Any] | None:
         """The chunk with the usage, if it was asked for: without choices."""
@@ -115,28 +115,35 @@ class Answers:
         choice = {"index": index, "logprobs": None, **content, "finish_reason": reason}
         return {**self._chunk_head, "choices": [choice]}
 
-    def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": text}
+    def _choice(self, index: int, answer: Completion | Sample) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": answer.text}
         if self._parsed.chat:
-            read = self._content_of(index)
-            message = _joined(read.pushed(text), read.closed())
-            content = {"message": {"role": "assistant", "content": None, "refusal": None, **message}}
-            reason = read.reason(reason)
-        logprobs = None if self._parsed.logprobs is None else self._logprobs(index, details)
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+            content = {"message": {"role": "assistant", "content": None, "refusal": None, **self._message(answer)}}
+        logprobs = None if self._parsed.logprobs is None else self._logprobs(index, answer.details)
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": _reason(answer.finish_reason)}
         if self._parsed.options.get("token_details"):
-            choice["draftwood"] = {"tokens": _tokens(details)}
+            choice["draftwood"] = {"tokens": _tokens(answer.details)}
         return choice
+
+    def _message(self, answer: Completion | Sample) -> dict[str, Any]:
+        calls = answer.tool_calls if self._parallel else answer.tool_calls[:1]
+        message: dict[str, Any] = {"content": answer.text if answer.text or not calls else None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
+        return message
 
     def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
         if self._parsed.chat:
             return {
                 "content": [
                     {
-                        **_chat_token(detail.token_bytes, detail.logprob),
-                        "top_logprobs": [
-                            _chat_token(other.token_bytes, other.logprob) for other in detail.top_logprobs
-                        ],
+                        **_chat_token(detail.bytes, detail.logprob),
+                        "top_logprobs": [_chat_token(other.bytes, other.logprob) for other in detail.top_logprobs],
                     }
                     for detail in details
                 ],
@@ -145,10 +152,10 @@ class Answers:
         offsets, read = [], self._read[index]
         for detail in details:
             offsets.append(read.characters)
-            if not detail.left_out:
-                read.push(detail.token_bytes)
+            if not detail.special:
+                read.push(detail.bytes)
         return {
-            "tokens": [_token_text(detail.token_bytes) for detail in details],
+            "tokens": [_token_text(detail.bytes) for detail in details],
             "token_logprobs": [detail.logprob for detail in details],
             "top_logprobs": [_by_text(detail) for detail in details],
             "text_offset": offsets,
@@ -162,74 +169,25 @@ class _ReadText:
         self.characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_bytes: bytes) -> None:
-        self.characters += len(self._decoder.decode(token_bytes))
+    def push(self, written: bytes) -> None:
+        self.characters += len(self._decoder.decode(written))
 
 
-class _Content:
-    """The content of a sample's message: its text, and its tool calls if the request has tools."""
-
-    def __init__(self, form: ToolFormat | None, tools: ParsedTools | None) -> None:
-        names = () if tools is None else (tool.name for tool in tools.tools)
-        self._reader = None if form is None else ToolCallReader(form, names)
-        self._parallel = tools is None or tools.parallel
-        self._calls = 0
-
-    def pushed(self, text: str) -> dict[str, Any]:
-        """The fields that more text adds to the message; may be empty."""
-        if self._reader is None:
-            return {"content": text} if text else {}
-        return self._shown(self._reader.push(text))
-
-    def closed(self) -> dict[str, Any]:
-        """The fields that the end of the answer adds."""
-        return {} if self._reader is None else self._shown(self._reader.close())
-
-    def reason(self, reason: str) -> str:
-        """Why it ended."""
-        return "tool_calls" if self._calls and reason == "stop" else reason
-
-    def _shown(self, pieces: Sequence[str | ToolCall]) -> dict[str, Any]:
-        shown: dict[str, Any] = {}
-        if text := "".join(piece for piece in pieces if isinstance(piece, str)):
-            shown["content"] = text
-        calls = [piece for piece in pieces if isinstance(piece, ToolCall)][
-            : None if self._parallel else 1 - self._calls
-        ]
-        if calls:
-            shown["tool_calls"] = [
-                {
-                    "index": self._calls + at,
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for at, call in enumerate(calls)
-            ]
-            self._calls += len(calls)
-        return shown
+def _reason(reason: FinishReason) -> str:
+    """OpenAI's API has no answers that the server ended; vLLM calls them so."""
+    return "abort" if reason is FinishReason.CANCELLED else reason.value
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The message of an answer as a whole."""
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    text = first.get("content", "") + second.get("content", "")
-    message: dict[str, Any] = {"content": text if text or not calls else None}
-    if calls:
-        message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
-    return message
+def _chat_token(token: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": _token_text(token), "logprob": logprob, "bytes": [*token]}
 
 
-def _chat_token(token_bytes: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": _token_text(token_bytes), "logprob": logprob, "bytes": [*token_bytes]}
-
-
-def _token_text(token_bytes: bytes) -> str:
+def _token_text(token: bytes) -> str:
     """As OpenAI writes a token that is part of a character."""
     try:
-        return token_bytes.decode()
+        return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _by_text(detail: TokenDetail) -> dict[str, float | None]:
@@ -237,9 +195,9 @@ def _by_text(detail: TokenDetail) -> dict[str, float | None]:
     their ids in its place."""
     logprobs: dict[str, float | None] = {}
     for logprob in detail.top_logprobs:
-        text = _token_text(logprob.token_bytes)
+        text = _token_text(logprob.bytes)
         logprobs[f"token_id:{logprob.token_id}" if text in logprobs else text] = logprob.logprob
-    logprobs.setdefault(_token_text(detail.token_bytes), detail.logprob)
+    logprobs.setdefault(_token_text(detail.bytes), detail.logprob)
     return logprobs
 
 

@@ -278,7 +278,7 @@ class Gateway:
 
         batch = Batch(open_stream, len(parsed.prompts), at_once)
         await batch.begin()
-        return Answers(parsed, model, form), batch
+        return Answers(parsed, model), batch
 
     def _events(
         self,
@@ -306,14 +306,14 @@ class Gateway:
             async for number, event in batch.events():
                 if isinstance(event, Completion):
                     completions[number] = event
-                    ends = [sampled.finish_reason.value for sampled in event.samples or (event,)]
+                    ends = [sampled.finish_reason for sampled in event.samples or (event,)]
                     chunks = [
                         chunk for sample, end in enumerate(ends) for chunk in answers.finished(number, sample, end)
                     ]
                 else:
                     chunks = answers.delta(number, event)
-                    if event.HasField("finished"):
-                        chunks += answers.finished(number, event.sample, FinishReason.of(event.finished).value)
+                    if event.result is not None:
+                        chunks += answers.finished(number, event.sample, FinishReason.of(event.result))
                 for chunk in chunks:
                     yield "", _json(chunk)
             last = answers.last([completions[number] for number in sorted(completions)])

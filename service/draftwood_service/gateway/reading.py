@@ -27,7 +27,16 @@ _FIELDS: dict[str, set[str]] = {
     "stream_options": {"include_usage", "include_obfuscation"},
     "response_format": {"type", "json_schema", "pattern", "grammar"},
     "response_format.json_schema": {"name", "description", "schema", "strict"},
-    "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations"},
+    "messages": {
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "refusal",
+        "annotations",
+        "reasoning_content",
+    },
     "messages.content": {"type", "text"},
     "messages.tool_calls": {"id", "type", "function", "index"},
     "messages.tool_calls.function": {"name", "arguments"},
@@ -215,7 +224,11 @@ def _message(name: str, message: Any) -> ChatMessage:
     calls = read_calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
     of_tool = [fields.get(key) or "" for key in ("tool_call_id", "name")] if role == "tool" else []
     content = _content(f"{name}.content", fields.get("content"))
-    return ChatMessage("system" if role == "developer" else role, content, calls, *of_tool)
+    thoughts = (fields.get("reasoning_content") or "") if role == "assistant" else ""
+    tool_call_id, tool_name = of_tool or ("", "")
+    return ChatMessage(
+        "system" if role == "developer" else role, content, calls, tool_call_id, tool_name, reasoning=thoughts
+    )
 
 
 def _content(name: str, content: Any) -> str:

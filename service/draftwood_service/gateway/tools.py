@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood_client import Tool, ToolCall, ToolFormat
-from draftwood_client.tools import is_marked
 from draftwood_service.gateway.errors import InvalidRequestError
-from draftwood_service.tools import require_shallow
+from draftwood_service.tools import is_marked, require_shallow
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, so that a call is what the model is used to."""
@@ -119,7 +118,7 @@ def options_for(parsed: ParsedTools, form: ToolFormat, schema: Mapping[str, Any]
     if parsed.forced:
         return {"lark": grammar(parsed, form)}
     options: dict[str, Any] = {}
-    if parsed.strict and schema is None and not is_marked(form):
+    if parsed.strict and schema is None and not is_marked(form.begin):
         problem = f"cannot be kept for {parsed.strict}: the model's calls begin as any JSON does; set tool_choice"
         raise InvalidRequestError("tools", f"strict {problem}")
     if parsed.strict or schema is not None:

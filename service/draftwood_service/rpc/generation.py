@@ -1,4 +1,4 @@
-"""GenerationService: Generate, Tokenize, Detokenize, GetModelInfo.
+"""GenerationService: Generate, GenerateStream, Tokenize, Detokenize, GetModelInfo.
 
 Works with messages, streams and time limits. Threads are in `engine`, statuses in `errors`.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
-from functools import partial
-from typing import NoReturn, Protocol
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
-from google.protobuf.message import Message
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
@@ -26,13 +26,24 @@ from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.request_quota import RequestQuota, TextCallQuota
-from draftwood_service.rpc.answers import Writer, delta, finished, relay
+from draftwood_service.rpc.answers import (
+    MAX_ANSWER_BYTES,
+    AnswerMessages,
+    Writer,
+    gather,
+    pad,
+    padding_of_whole,
+    relay,
+    require_size_of_whole,
+)
 from draftwood_service.rpc.calls import Call, Run
 from draftwood_service.rpc.model_info import model_info
+from draftwood_service.rpc.parts import AnswerReader, bytes_of_beginnings
 from draftwood_service.rpc.prompts import TextExecutor, read_format, read_prompt, require_at_most, require_in_vocabulary
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import Terms, draft_choice, read_terms
 from draftwood_service.serving import Serving
+from draftwood_service.tools import ToolFormat
 from draftwood_strategies.drafting import NO_CHOICE
 from draftwood_tenants.config import DeltaShaping, TenantConfig
 from draftwood_tenants.experiments.arms import ArmAssignment
@@ -45,59 +56,41 @@ _AT_DEADLINE = 0.05
 """A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline."""
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
-_MAX_ANSWER_BYTES = 4 * 2**20
-"""gRPC's default limit of received messages."""
+_FEW_DETAILS = 512
+"""Tokens with details that are made a message on the event loop; more go to a worker thread."""
+_LAST_TOKENS = 32
+"""Of a prompt, in which the marker of reasoning would be."""
 
 
-class Answering(Protocol):
-    """Sends the answer to one request, in the messages of a service."""
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A request that the engine has.
 
-    def check(self, request: pb.GenerateRequest, call: Call, shaping: DeltaShaping) -> None:
-        """Raises InvalidInputError or PermissionDeniedError if the answer cannot be sent as it is asked for."""
+    Attributes:
+        shaping: of its messages.
+        messages: what makes them.
+    """
 
-    async def stream(self, stream: Stream, writer: Writer, record: RequestLog, shaping: DeltaShaping) -> list[Finish]:
-        """Sends what comes before the end; raises the first error of a sample."""
+    stream: Stream
+    quota: RequestQuota
+    record: RequestLog
+    shaping: DeltaShaping
+    messages: AnswerMessages
 
-    def end(self, samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> Iterable[Message]:
-        """The messages with which the answer ends."""
+    @property
+    def request(self) -> Request:
+        """Of the first sample."""
+        return self.record.samples[0].request
 
+    async def release(self) -> None:
+        """Gives back what the answer did not use of the tenant's quota."""
+        self.quota.release(used_tokens(self.record.samples))
+        await self.quota.released()
 
-class _Native:
-    """The messages of GenerationService."""
-
-    def __init__(self, serving: Serving, options: pb.OutputOptions) -> None:
-        self._model = serving.model
-        self._options = options
-
-    def check(self, request: pb.GenerateRequest, call: Call, shaping: DeltaShaping) -> None:
-        if self._options.draft_trees:
-            _allow_trees(call.principal, shaping)
-
-    async def stream(self, stream: Stream, writer: Writer, record: RequestLog, shaping: DeltaShaping) -> list[Finish]:
-        request = record.samples[0].request
-        await writer.write(self._started(request, record.assignment))
-        with_details = self._options.token_details or request.sampling.logprobs is not None
-        token_bytes = self._model.tokenizer.token_bytes
-        message = partial(delta, with_details=with_details, token_bytes=token_bytes, samples=record.samples)
-        return await relay(stream, writer, message, shaping)
-
-    def end(self, samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> Iterable[Message]:
-        return [finished(samples, finishes)]
-
-    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
-        return pb.GenerateResponse(
-            started=pb.Started(
-                request_id=request.request_id,
-                model=self._model.name,
-                tenant=request.tenant,
-                strategy=request.drafting.strategy,
-                prompt_tokens=request.prompt.size,
-                max_tokens=request.stop.max_tokens,
-                seed=request.sampling.seed if request.sampling.temperature else None,
-                experiment=assignment.experiment.config.name if assignment else "",
-                arm=assignment.arm.id if assignment else "",
-            )
-        )
+    def ended(self, finishes: SequenceOf[Finish]) -> None:
+        """Notes how the samples ended."""
+        self.record.finish_reasons = [finish.reason.value for finish in finishes]
+        self.record.outcome = self.record.finish_reasons[0]
 
 
 class GenerationServicer:
@@ -135,6 +128,7 @@ class GenerationServicer:
         """What answers each method of the service."""
         return {
             "Generate": self.generate,
+            "GenerateStream": self.generate_stream,
             "Tokenize": self.tokenize,
             "Detokenize": self.detokenize,
             "GetModelInfo": self.get_model_info,
@@ -144,12 +138,45 @@ class GenerationServicer:
         """Ends its threads."""
         self._text_executor.close()
 
-    async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
-        """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
-        await self.answer(request, call, _Native(self._serving, request.output))
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+        """The whole answer, or the error that ends the call with one status."""
+        async with self.submitted(request, call, whole=True) as answering:
+            outputs = await gather(answering.stream, answering.shaping)
+            await answering.release()
+            started = self._started(answering.request, answering.record.assignment)
+            make, messages = answering.messages.whole, answering.messages
+            few = not messages.with_details or sum(len(output.token_ids) for output in outputs) <= _FEW_DETAILS
+            tenant = answering.request.tenant
+            response = make(started, outputs) if few else await self._text_executor.run(tenant, make, started, outputs)
+            requests = [sample.request for sample in answering.record.samples]
+            if padding := padding_of_whole(answering.shaping, requests, response.ByteSize()):
+                pad(response, padding)
+            answering.ended([output.finish for output in outputs if output.finish is not None])
+            return response
 
-    async def answer(self, request: pb.GenerateRequest, call: Call, answering: Answering) -> None:
-        """The same, with messages of a choice."""
+    async def generate_stream(self, request: pb.GenerateRequest, call: Call) -> None:
+        """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
+        async with self.submitted(request, call) as answering:
+            shaping = answering.shaping
+            async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
+                started = self._started(answering.request, answering.record.assignment)
+                await writer.write(pb.GenerateStreamResponse(started=started))
+                finishes = await relay(answering.stream, writer, answering.messages, shaping)
+                await answering.release()  # a client may send its next request once it has read the end
+                await writer.write(answering.messages.finished(finishes))
+            answering.ended(finishes)
+
+    @asynccontextmanager
+    async def submitted(
+        self, request: pb.GenerateRequest, call: Call, whole: bool = False, padded: bool = True
+    ) -> AsyncIterator[Answering]:
+        """Admits a request, and submits it to the engine. At the end its slots are free, what it did not use of its
+        quota is given back, and it is logged.
+
+        Args:
+            whole: the answer is one message.
+            padded: its messages can be padded.
+        """
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
         operation = "chat" if request.HasField("chat") else "text_completion"
@@ -157,7 +184,12 @@ class GenerationServicer:
             assignment = record.assignment = self._assign(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
-            answering.check(request, call, shaping)
+            if shaping.padding and not padded:
+                raise InvalidInputError(
+                    "stream", None, "messages of this service cannot be padded, and deltas are to be"
+                )
+            if request.output.draft_trees:
+                _allow_trees(call.principal, shaping)
             terms = read_terms(request, self._serving, tenant, config, assignment, call.principal.name)
             stream = self._bridge.admit(terms.samples, tenant, call.request_id)
             quota = RequestQuota(self._limiter, tenant, self._limits_of(config))
@@ -166,11 +198,16 @@ class GenerationServicer:
             try:
                 await quota.enter(terms.min_tokens)
                 requests = await self._read(terms, call, time.perf_counter() + seconds)
-                record.samples = [Sample(sample) for sample in requests]
+                messages = self._messages(terms, requests)
+                if whole:
+                    limits = messages.with_details, bool(request.output.draft_trees), self._settings.max_draft_nodes
+                    require_size_of_whole(requests, *limits)
+                record.samples = [*messages.samples]
                 await quota.reserve_tokens(max_tokens(requests))
                 stream.submit(*record.samples)
                 quota.queued()
-                await self._answer(stream, call, quota, record, shaping, answering)
+                shaping = shaping.holding(bytes_of_beginnings(self._called(request)))
+                yield Answering(stream, quota, record, shaping, messages)
             except asyncio.CancelledError:
                 left = remaining(call)
                 if left is not None and left < _AT_DEADLINE:
@@ -197,24 +234,27 @@ class GenerationServicer:
         answer_format = await read_format(terms.message.format, terms.model, self._text_executor, terms.tenant)
         return terms.requests(prompt, answer_format, call, deadline)
 
-    async def _answer(
-        self,
-        stream: Stream,
-        call: Call,
-        quota: RequestQuota,
-        record: RequestLog,
-        shaping: DeltaShaping,
-        answering: Answering,
-    ) -> None:
-        """Streams the answers of a submitted request."""
-        async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-            finishes = await answering.stream(stream, writer, record, shaping)
-            quota.release(used_tokens(record.samples))
-            await quota.released()  # a client may send its next request once it has read the end
-            for message in answering.end(record.samples, finishes):
-                await writer.write(message)
-        record.finish_reasons = [finish.reason.value for finish in finishes]
-        record.outcome = record.finish_reasons[0]
+    def _called(self, message: pb.GenerateRequest) -> list[str]:
+        """Names of the tools whose calls are read in the answer."""
+        return [] if message.output.raw_text else [tool.name for tool in message.chat.tools]
+
+    def _messages(self, terms: Terms, requests: SequenceOf[Request]) -> AnswerMessages:
+        """What makes the messages of the answer, with a reader of each sample."""
+        message, model, first = terms.message, self._serving.model, requests[0]
+        names, is_read = self._called(message), message.HasField("chat") and not message.output.raw_text
+        tools = model.tool_format if names and isinstance(model.tool_format, ToolFormat) else None
+        reasoning, opened = (model.reasoning_format if is_read else None), False
+        if (
+            reasoning is not None and first.format is None
+        ):  # an answer in a format is not reasoning from its first token
+            last = model.tokenizer.decode(first.prompt[-_LAST_TOKENS:], include_special_tokens=True)
+            opened = last.rstrip().endswith(reasoning.begin)
+        return AnswerMessages(
+            samples=[Sample(request) for request in requests],
+            readers=[AnswerReader(reasoning, opened, tools, names) for _ in requests],
+            with_details=message.output.token_details or terms.sampling.logprobs is not None,
+            token_bytes=self._token_bytes,
+        )
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         self._require_served(request.model)
@@ -229,8 +269,8 @@ class GenerationServicer:
             return pb.TokenizeResponse(token_ids=ids, tokens=map(self._token_bytes.text, ids))
 
         answer = response() if len(ids) <= _FEW_TOKENS else await self._text_executor.run(tenant, response)
-        if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
-            problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
+        if (size := answer.ByteSize()) > MAX_ANSWER_BYTES:
+            problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {MAX_ANSWER_BYTES} are sent"
             raise InvalidInputError(prompt.field, None, problem)
         return answer
 
@@ -258,6 +298,18 @@ class GenerationServicer:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
         session, overridden = check_identifier("session", request.session), draft_choice(request.drafting) != NO_CHOICE
         return self._experiments.assigner.assign(tenant, request_id=request_id, session=session, overridden=overridden)
+
+    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.Started:
+        return pb.Started(
+            request_id=request.request_id,
+            model=self._serving.model.name,
+            tenant=request.tenant,
+            strategy=request.drafting.strategy,
+            prompt_tokens=request.prompt.size,
+            max_tokens=request.stop.max_tokens,
+            experiment=assignment.experiment.config.name if assignment else "",
+            arm=assignment.arm.id if assignment else "",
+        )
 
     def _require_served(self, model: str) -> None:
         """Raises ModelNotServedError if a request names another model than the served one; "" names none."""

@@ -290,7 +290,7 @@ def _orphaned_memory(memory: OrphanedMemory) -> pb.OrphanedMemory:
         stored_bytes=stored.bytes,
         tenant=name.tenant if name else "",
         arm=name.arm if name else "",
-        unserved=timedelta(seconds=round(memory.unserved)),
+        unserved_duration=timedelta(seconds=round(memory.unserved)),
     )
 
 
@@ -302,7 +302,7 @@ def _tenant_statistics(memory: MemoryStatistics) -> pb.TenantMemoryStatistics:
         tokens=stored.tokens,
         stored_bytes=stored.bytes,
         log_records=stored.entries,
-        epoch=stored.epoch,
+        purge_time=datetime.fromtimestamp(stored.epoch / 1e6, UTC) if stored.epoch else None,
         read_only=stored.newer,
         resident=memory.resident,
         index_bytes=memory.index_bytes,

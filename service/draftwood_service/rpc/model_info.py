@@ -59,6 +59,7 @@ def model_info(serving: Serving) -> pb.GetModelInfoResponse:
         tool_format=pb.ToolFormat(**asdict(tool_format)) if isinstance(tool_format, ToolFormat) else None,
         no_tools_reason="" if isinstance(tool_format, ToolFormat) else str(tool_format),
         abilities=pb.EngineAbilities(**asdict(model.abilities)),
+        reasoning_format=pb.ReasoningFormat(**asdict(reasoning)) if (reasoning := model.reasoning_format) else None,
         draft_models=[pb.DraftModel(**drafter._asdict()) for drafter in model.draft_models],
     )
 

@@ -189,7 +189,8 @@ def _with_tools(chat: pb.Chat) -> Iterator[str]:
 
 
 def _size_of_message(message: pb.ChatMessage) -> int:
-    size = 1 + len(message.content) + len(message.tool_call_id) + len(message.tool_name)
+    size = 1 + len(message.reasoning) + len(message.tool_call_id) + len(message.tool_name)
+    size += sum(1 + len(part.text) for part in message.content)
     return size + sum(1 + len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
 
 
@@ -198,7 +199,12 @@ def _size_of_tool(tool: pb.Tool) -> int:
 
 
 def _message(field: str, message: pb.ChatMessage, called: Mapping[str, str]) -> dict[str, Any]:
-    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    for index, part in enumerate(message.content):
+        if part.WhichOneof("part") is None:
+            raise InvalidInputError(f"{field}.content[{index}]", None, "must be a text: no other parts are served")
+    read: dict[str, Any] = {"role": message.role, "content": "".join(part.text for part in message.content)}
+    if message.reasoning:
+        read["reasoning_content"] = message.reasoning
     if message.tool_calls:
         read["tool_calls"] = [
             _call(f"{field}.tool_calls[{index}]", call) for index, call in enumerate(message.tool_calls)

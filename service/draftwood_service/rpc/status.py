@@ -83,7 +83,7 @@ class StatusServicer:
         reports, model = self._bridge.reports, self._recorder.model
         age = time.monotonic() - max(reports.at, self._started_at)
         status = pb.ServerStatus(
-            time=datetime.now(UTC) - timedelta(seconds=age),
+            report_time=datetime.now(UTC) - timedelta(seconds=age),
             server_version=self._version,
             model=model.name,
             dtype=model.dtype,
@@ -209,7 +209,7 @@ class AuditServicer:
     def _difference(self, result: AuditResult) -> audit_pb2.AuditDifference:
         assert result.difference is not None
         return audit_pb2.AuditDifference(
-            time=datetime.fromtimestamp(result.at, UTC),
+            detect_time=datetime.fromtimestamp(result.at, UTC),
             tenant=result.tenant,
             request_id=result.request_id,
             strategy=result.strategy,

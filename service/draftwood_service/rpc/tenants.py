@@ -19,7 +19,7 @@ from draftwood_service.rpc.calls import Call, Run
 from draftwood_service.rpc.request_log import audited
 from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.experiments.definition import StateError
-from draftwood_tenants.reading import TENANT_PREFIX, ServerLimits, check_identifier, read_tenant, tenant_of, under
+from draftwood_tenants.reading import TENANT_PREFIX, ServerLimits, check_tenant, read_tenant, tenant_of, under
 from draftwood_tenants.resources.follower import ResourceFollower
 from draftwood_tenants.resources.store import (
     TENANTS,
@@ -64,9 +64,7 @@ class TenantServicer:
         return pb.ListTenantsResponse(tenants=page, next_page_token=following)
 
     async def create_tenant(self, request: pb.CreateTenantRequest, call: Call) -> pb.Tenant:
-        tenant = check_identifier("tenant_id", request.tenant_id)
-        if not tenant:
-            raise InvalidInputError("tenant_id", None, "must be set")
+        tenant = check_tenant("tenant_id", request.tenant_id)
         if request.tenant.name not in ("", TENANT_PREFIX + tenant):
             raise InvalidInputError("tenant.name", request.tenant.name, "must be empty or that of tenant_id")
         with change_audited("create", TENANT_PREFIX + tenant, call):
@@ -146,7 +144,8 @@ class Resources(Generic[ResourceT]):
         try:
             last = base64.urlsafe_b64decode(token.encode()).decode()
         except (binascii.Error, ValueError):
-            raise InvalidInputError("page_token", token, "must be empty or a next_page_token") from None
+            problem = "must be empty or the next_page_token of another page"
+            raise InvalidInputError("page_token", token, problem) from None
         await self._stored.refresh()
         size = min(size or MAX_PAGE, MAX_PAGE)
         rest: list[str] = [id_ for id_ in self._catalog.names(self._kind) if not token or id_ > last]

@@ -13,7 +13,7 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -29,14 +29,12 @@ from draftwood_model_runner.output import Finish, FinishReason, TokenLogprobs
 from draftwood_service.auth import Role
 from draftwood_service.authorization import TENANT
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.stream import Output, Sample, Stream
+from draftwood_service.engine.stream import Output, Sample
 from draftwood_service.errors import AbortedError, NotServedError
-from draftwood_service.rpc.answers import Writer, collect, relay
+from draftwood_service.rpc.answers import AnswerMessages, Writer, gather, relay
 from draftwood_service.rpc.calls import Call, Run
-from draftwood_service.rpc.generation import GenerationServicer
-from draftwood_service.rpc.request_log import RequestLog
+from draftwood_service.rpc.generation import Answering, GenerationServicer
 from draftwood_service.serving import Serving
-from draftwood_tenants.config import DeltaShaping
 
 _INT32 = 2**31 - 1
 _CHUNK_BYTES = 64 * 1024
@@ -114,10 +112,30 @@ class VllmEngineServicer:
             self._generation.refuse(error, call, tenant)
         asked.tenant = tenant
         try:
-            await self._generation.answer(asked, call, _Answering(whole=not request.stream))
+            async with self._generation.submitted(asked, call, padded=False) as answering:
+                await self._answer(answering, call, whole=not request.stream)
         except InvalidValueError as error:
             _rename(error)
             raise
+
+    async def _answer(self, answering: Answering, call: Call, whole: bool) -> None:
+        messages, shaping = answering.messages, answering.shaping
+        samples = messages.samples
+        outputs = [Output(sample=index) for index in range(len(samples))]
+        async with Writer(call.context, self._serving.settings.stall_timeout) as writer:
+            try:
+                if whole:
+                    outputs = await gather(answering.stream, shaping)
+                    finishes = [output.finish for output in outputs if output.finish is not None]
+                else:
+                    chunks = _Chunks(samples, messages.readers, messages.with_details, messages.token_bytes)
+                    finishes = await relay(answering.stream, writer, chunks, shaping)
+            except AbortedError:
+                finishes = [Finish(FinishReason.CANCELLED)] * len(samples)
+            await answering.release()  # a client may send its next request once it has read the end
+            for sample, finish, written in zip(samples, finishes, outputs, strict=True):
+                await writer.write(_complete(sample, finish, written))
+        answering.ended(finishes)
 
     async def abort(self, request: pb.AbortRequest, call: Call) -> pb.AbortResponse:
         """Ends the requests of the caller's tenant that have these ids. Others, and ids of none, are left alone."""
@@ -184,53 +202,47 @@ class VllmEngineServicer:
                 await writer.write(chunk)
 
 
-class _Answering:
-    """An answer in the messages of VllmEngine; see `generation.Answering`.
+class _Chunks(AnswerMessages):
+    """The chunks of a stream, of token ids alone."""
+
+    def read(self, output: Output) -> list[native.Part]:
+        return []
+
+    def delta(self, output: Output, parts: SequenceOf[native.Part]) -> Any:
+        sample = self.samples[output.sample]
+        return pb.GenerateResponse(
+            chunk=pb.GenerateStreamChunk(
+                token_ids=output.token_ids,
+                prompt_tokens=sample.request.prompt.size,
+                completion_tokens=len(output.token_ids),
+                cached_tokens=sample.stats.cached_prompt_tokens,
+                output_logprobs=_logprobs(output.token_ids, output.logprobs),
+                index=output.sample,
+            )
+        )
+
+
+def _complete(sample: Sample, finish: Finish, written: Output) -> pb.GenerateResponse:
+    """The end of a sample.
 
     Args:
-        whole: no chunks are sent: what was written comes at the end.
+        written: what no chunk had.
     """
-
-    def __init__(self, whole: bool) -> None:
-        self._whole = whole
-        self._written: list[Output] = []
-
-    def check(self, request: native.GenerateRequest, call: Call, shaping: DeltaShaping) -> None:
-        """Raises InvalidInputError for a stream that would show sizes which the tenant hides."""
-        if shaping.padding and not self._whole:
-            problem = "is not served where deltas are padded, since these messages cannot be; leave it false"
-            raise InvalidInputError("stream", None, problem)
-
-    async def stream(self, stream: Stream, writer: Writer, record: RequestLog, shaping: DeltaShaping) -> list[Finish]:
-        samples = record.samples
-        self._written = [Output(sample=index) for index in range(len(samples))]
-        try:
-            if not self._whole:
-                return await relay(stream, writer, lambda output: _chunk(output, samples), shaping)
-            while not all(output.finish for output in self._written):
-                await collect(stream, self._written)
-            return [output.finish for output in self._written if output.finish]
-        except AbortedError:
-            return [Finish(FinishReason.CANCELLED)] * len(samples)
-
-    def end(self, samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> Iterator[pb.GenerateResponse]:
-        for sample, finish, written in zip(samples, finishes, self._written, strict=True):
-            stats = sample.stats
-            yield pb.GenerateResponse(
-                complete=pb.GenerateComplete(
-                    output_ids=written.token_ids,
-                    finish_reason=_REASONS[finish.reason],
-                    prompt_tokens=sample.request.prompt.size,
-                    completion_tokens=sample.completion_tokens,
-                    cached_tokens=stats.cached_prompt_tokens,
-                    output_logprobs=_logprobs(written.token_ids, written.logprobs),
-                    index=written.sample,
-                    matched_token_id=finish.stop_token_id,
-                    matched_stop_str=finish.stop_string,
-                    spec_accepted_tokens=stats.accepted_tokens,
-                    spec_draft_tokens=stats.draft_tokens,
-                )
-            )
+    return pb.GenerateResponse(
+        complete=pb.GenerateComplete(
+            output_ids=written.token_ids,
+            finish_reason=_REASONS[finish.reason],
+            prompt_tokens=sample.request.prompt.size,
+            completion_tokens=sample.completion_tokens,
+            cached_tokens=sample.stats.cached_prompt_tokens,
+            output_logprobs=_logprobs(written.token_ids, written.logprobs),
+            index=written.sample,
+            matched_token_id=finish.stop_token_id,
+            matched_stop_str=finish.stop_string,
+            spec_accepted_tokens=sample.stats.accepted_tokens,
+            spec_draft_tokens=sample.stats.draft_tokens,
+        )
+    )
 
 
 def as_native(message: pb.GenerateRequest, vocab_size: int) -> native.GenerateRequest:
@@ -322,20 +334,6 @@ def _format(params: pb.SamplingParams) -> native.OutputFormat | None:
             known = "json_schema, regex, grammar, json_object and choice are"
             raise InvalidInputError("sampling_params.structural_tag", None, f"is not served; {known}")
     return None
-
-
-def _chunk(output: Output, samples: SequenceOf[Sample]) -> pb.GenerateResponse:
-    sample = samples[output.sample]
-    return pb.GenerateResponse(
-        chunk=pb.GenerateStreamChunk(
-            token_ids=output.token_ids,
-            prompt_tokens=sample.request.prompt.size,
-            completion_tokens=len(output.token_ids),
-            cached_tokens=sample.stats.cached_prompt_tokens,
-            output_logprobs=_logprobs(output.token_ids, output.logprobs),
-            index=output.sample,
-        )
-    )
 
 
 def _logprobs(tokens: SequenceOf[int], logprobs: SequenceOf[TokenLogprobs]) -> pb.OutputLogProbs | None:

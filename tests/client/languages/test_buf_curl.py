@@ -53,7 +53,8 @@ async def test_reflection_has_both_of_its_names(reflection: str) -> None:
     async with serving() as served:
         out, err = await curl(served, "", "--list-methods", reflection=reflection)
         assert err == ""
-        assert {f"{SERVICE}/Generate", "draftwood.v1.MemoryService/PurgeMemory"} <= set(out.split())
+        methods = {f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream", "draftwood.v1.MemoryService/PurgeMemory"}
+        assert methods <= set(out.split())
 
 
 async def test_the_command_of_the_readme() -> None:
@@ -63,7 +64,9 @@ async def test_the_command_of_the_readme() -> None:
         command = command.replace("\\\n", "").replace(DEFAULT_TARGET, served.server.address)
         out, err = await buf(*shlex.split(command))
         assert err == ""
-        assert messages(out)[-1]["finished"]["usage"] == {"promptTokens": len("Dear customer,"), "completionTokens": 20}
+        [whole] = messages(out)
+        assert whole["usage"] == {"promptTokens": len("Dear customer,"), "completionTokens": 20}
+        assert whole["answers"][0]["parts"] == [{"text": "abcdefghijklmnopqrst"}]
 
 
 async def test_health_and_a_refusal() -> None:

@@ -206,7 +206,7 @@ def _one_after_another(method: str, payload: bytes) -> Traffic:
         end = time.monotonic() + seconds
         async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
             call: Any = channel.unary_stream(f"/draftwood.v1.GenerationService/{method}")
-            if method != "Generate":
+            if method != "GenerateStream":
                 call = channel.unary_unary(f"/draftwood.v1.GenerationService/{method}")
             while time.monotonic() < end:
                 await _finish(call(payload, timeout=seconds), statuses)
@@ -236,7 +236,7 @@ def _streams(tenant: str, clients: int, *, read: bool = True) -> Traffic:
 
         async def client(number: int) -> None:
             async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
-                generate: Any = channel.unary_stream("/draftwood.v1.GenerationService/Generate")
+                generate: Any = channel.unary_stream("/draftwood.v1.GenerationService/GenerateStream")
                 serial = 0
                 while time.monotonic() < end:
                     request = _request(tenant, text=f"Client {number} asks question {serial}.")
@@ -282,7 +282,7 @@ def _formatted(schema: dict[str, Any]) -> Traffic:
 def _in_format(**chosen: str) -> Traffic:
     request = _request(text="Answer as JSON.", format=pb.OutputFormat(**chosen))
     request.stop.max_tokens = 64
-    return _one_after_another("Generate", request.SerializeToString())
+    return _one_after_another("GenerateStream", request.SerializeToString())
 
 
 def _optional(count: int) -> Traffic:
@@ -292,23 +292,23 @@ def _optional(count: int) -> Traffic:
 def _many_messages(count: int, last: bytes = b"") -> Traffic:
     """A chat of empty messages; `last` follows it."""
     request = _request(chat=pb.Chat(messages=[pb.ChatMessage(role="user")] * count))
-    return _one_after_another("Generate", request.SerializeToString() + last)
+    return _one_after_another("GenerateStream", request.SerializeToString() + last)
 
 
 def _stop_strings(count: int) -> Traffic:
     request = _request(text="Hello", stop=pb.StopOptions(strings=[""] * count))
-    return _one_after_another("Generate", request.SerializeToString())
+    return _one_after_another("GenerateStream", request.SerializeToString())
 
 
 def _long_role() -> Traffic:
     request = _request()
-    request.chat.messages.add(role="a" * 15_000_000, content="Hello")
-    return _one_after_another("Generate", request.SerializeToString())
+    request.chat.messages.add(role="a" * 15_000_000, content=[pb.ContentPart(text="Hello")])
+    return _one_after_another("GenerateStream", request.SerializeToString())
 
 
 def _long_text(method: str) -> Traffic:
     text = "a" * 15_000_000
-    request = _request(text=text) if method == "Generate" else pb.TokenizeRequest(text=text)
+    request = _request(text=text) if method == "GenerateStream" else pb.TokenizeRequest(text=text)
     return _one_after_another(method, request.SerializeToString())
 
 
@@ -325,7 +325,7 @@ ATTACKS = [
     Attack("malformed", "12 MB of messages, and one bad byte", _INVALID, partial(_many_messages, 1_500_000, b"\x0f")),
     Attack("stop-strings", "five million empty stop strings", _INVALID, partial(_stop_strings, 5_000_000)),
     Attack("long-role", "a role of 15 MB", _INVALID, _long_role),
-    Attack("long-text", "a prompt of 15 MB", _INVALID, partial(_long_text, "Generate")),
+    Attack("long-text", "a prompt of 15 MB", _INVALID, partial(_long_text, "GenerateStream")),
     Attack("long-tokenize", "15 MB to Tokenize", _INVALID, partial(_long_text, "Tokenize")),
     Attack("multiple-of", "a schema with multipleOf 99991", _LATE, partial(_formatted, _MULTIPLE)),
     Attack("many-properties", "a schema with 1,500 optional properties", _LATE, partial(_optional, 1500)),

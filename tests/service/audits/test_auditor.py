@@ -33,7 +33,7 @@ def request(tenant: str = "acme", request_id: str = "r", max_tokens: int = TOKEN
 
 async def answered(served: Served, *requests: pb.GenerateRequest) -> None:
     for one in requests:
-        assert (await answer(served.stub.Generate(one))).finished
+        assert (await answer(served.stub.GenerateStream(one))).finished
 
 
 def total(served: Served) -> AuditCounts:
@@ -91,7 +91,7 @@ async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_cancelled_requests_are_not_audited() -> None:
     engine = FakeEngine()
     async with serving(engine, audit_share=1.0) as served:
-        call = served.stub.Generate(request(max_tokens=4000))
+        call = served.stub.GenerateStream(request(max_tokens=4000))
         await call.read()
         await call.read()
         call.cancel()
@@ -110,7 +110,7 @@ async def test_a_live_request_waits_for_one_step_and_the_audit_goes_on() -> None
         await until(lambda: not engine.gate.is_set())
         [audit] = engine.redecodings
         assert audit.steps == 5
-        live: Any = served.stub.Generate(request(request_id="live", max_tokens=400))
+        live: Any = served.stub.GenerateStream(request(request_id="live", max_tokens=400))
         assert (await live.read()).HasField("started")
         await until(lambda: bool(served.server.bridge._streams))  # it is sent to the engine
         engine.step_seconds = 0.05

@@ -48,7 +48,7 @@ def _methods() -> dict[str, MethodDescriptor]:
 METHODS = _methods()
 
 METHODS_OF_ROLE = {
-    Role.CALLER: "Generate Tokenize Detokenize GetModelInfo GetMemoryStatistics",
+    Role.CALLER: "Generate GenerateStream Tokenize Detokenize GetModelInfo GetMemoryStatistics",
     Role.TENANT_ADMIN: "WarmMemory ExportMemory ImportMemory PurgeMemory GetStatus WatchStatus GetTenant",
     Role.OPERATOR: "ListOrphanedMemories PurgeOrphanedMemories GetAuditReport"
     " ListTenants CreateTenant UpdateTenant DeleteTenant GetExperiment ListExperiments CreateExperiment"
@@ -59,13 +59,14 @@ MIN_ROLE = {name: role for role, names in METHODS_OF_ROLE.items() for name in na
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "Generate": {"text": "x", "stop": {"max_tokens": 2}},
+    "GenerateStream": {"text": "x", "stop": {"max_tokens": 2}},
     "Tokenize": {"text": "x"},
     "Detokenize": {"token_ids": [97]},
     "WarmMemory": {"texts": ["a text"]},
     "GetTenant": {"name": f"tenants/{OWN}"},
 }
 
-ADDS_TO_MEMORY = ("Generate", "WarmMemory", "ImportMemory")
+ADDS_TO_MEMORY = ("Generate", "GenerateStream", "WarmMemory", "ImportMemory")
 """Methods that leave a memory, which others would find: each has a server of its own."""
 
 ENDLESS = ("WatchStatus",)
@@ -285,8 +286,8 @@ async def test_the_tenant_is_the_credentials(guarded_by: tuple[Served, Keys]) ->
         (keys.of_role[Role.OPERATOR], OTHER, OTHER),
         (token(tenant="gamma"), "", "gamma"),
     ):
-        request: Any = request_of(METHODS["Generate"], named)
-        stream: Any = served.stub.Generate(request, metadata=bearer(credential))
+        request: Any = request_of(METHODS["GenerateStream"], named)
+        stream: Any = served.stub.GenerateStream(request, metadata=bearer(credential))
         assert (await stream.read()).started.tenant == tenant
         stream.cancel()
     await served.assert_idle()
@@ -348,7 +349,7 @@ async def test_refusals_and_what_is_done_are_in_the_audit_log(
     caller, admin = (f"Bearer {keys.of_role[role]}" for role in (Role.CALLER, Role.TENANT_ADMIN))
     async with guarded(keys, tmp_path) as served:
         await call(served, METHODS["PurgeMemory"], admin)
-        await refused(served, METHODS["Generate"], caller, OTHER)
+        await refused(served, METHODS["GenerateStream"], caller, OTHER)
         for _ in range(100):
             await refused(served, METHODS["GetModelInfo"], keys.bad["wrong secret"])
         gate = served.server._bound.gate
@@ -357,7 +358,7 @@ async def test_refusals_and_what_is_done_are_in_the_audit_log(
     done, denied, *failed = lines
     assert (done["action"], done["tenant"], done["role"], done["result"]) == ("purge", OWN, "tenant-admin", "ok")
     assert done["principal"] == f"key:{admin[10:22]}"
-    assert (denied["event"], denied["method"], denied["tenant"]) == ("permission denied", "Generate", OTHER)
+    assert (denied["event"], denied["method"], denied["tenant"]) == ("permission denied", "GenerateStream", OTHER)
     assert denied["principal"] == f"key:{caller[10:22]}"
     assert failed[0]["cause"] == f"wrong secret of key {caller[10:22]}"
     assert 10 <= len(failed) < 100  # ten lines a second
@@ -369,7 +370,7 @@ async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served
     """They show what others of the tenant wrote."""
     served, keys = guarded_by
     for role in Role:
-        answering: Any = served.stub.Generate(
+        answering: Any = served.stub.GenerateStream(
             pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True)), metadata=bearer(keys.of_role[role])
         )
         if role >= Role.TENANT_ADMIN:

@@ -115,11 +115,9 @@ def test_parts_are_bounded_and_lose_nothing() -> None:
     parts = list(pending.parts())
     assert [len(part.token_ids) for part in parts] == [MAX_PART_TOKENS, MAX_PART_TOKENS, 1]
     assert [token for part in parts for token in part.token_ids] == pending.token_ids
-    assert [part.finish for part in parts] == [None, None, None]
-    assert [part.finish is None for part in pending.parts(with_end=True)] == [True, True, False]
+    assert [part.finish for part in parts] == [None, None, pending.finish]
     only_an_end = Output(finish=Finish(FinishReason.STOP))
-    assert [*only_an_end.parts()] == []
-    assert [part.finish for part in only_an_end.parts(with_end=True)] == [only_an_end.finish]
+    assert [part.finish for part in only_an_end.parts()] == [only_an_end.finish]
 
 
 async def test_slots_are_bounded_and_released() -> None:

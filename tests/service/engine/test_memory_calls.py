@@ -84,7 +84,7 @@ async def learned(served: Served, *requests: dict[str, Any]) -> int:
     """How many records the memory has learned after the requests, sent one after another."""
     for fields in requests:
         stop = pb.StopOptions(max_tokens=3)
-        assert (await answer(served.stub.Generate(pb.GenerateRequest(stop=stop, **fields)))).finished
+        assert (await answer(served.stub.GenerateStream(pb.GenerateRequest(stop=stop, **fields)))).finished
     await served.assert_idle()
     return served.memory.counters().learned
 
@@ -126,7 +126,7 @@ async def test_it_is_written_before_audits_and_after_requests() -> None:
     engine, own_text = idle_engine()
     engine.gate.clear()
     async with serving(engine, audit_share=1.0) as served:
-        call = served.stub.Generate(REQUEST)
+        call = served.stub.GenerateStream(REQUEST)
         engine.gate.set()
         assert (await answer(call)).finished
         await until(lambda: bool(engine.redecodings))
@@ -139,7 +139,7 @@ async def test_requests_are_served_while_it_is_written() -> None:
     async with serving(engine) as served:
         for _ in range(3):
             await until(lambda steps=own_text.steps: own_text.steps > steps + 5)  # type: ignore[misc]
-            assert (await answer(served.stub.Generate(REQUEST))).finished
+            assert (await answer(served.stub.GenerateStream(REQUEST))).finished
         assert not own_text.done
 
 
@@ -148,9 +148,9 @@ async def test_it_pauses_for_a_while_after_each_request(monkeypatch: pytest.Monk
     engine, own_text = idle_engine(tokens=1 << 40)
     async with serving(engine) as served:
         await until(lambda: own_text.steps > 5)
-        assert (await answer(served.stub.Generate(REQUEST))).finished
+        assert (await answer(served.stub.GenerateStream(REQUEST))).finished
         steps = own_text.steps
-        assert (await answer(served.stub.Generate(REQUEST))).finished
+        assert (await answer(served.stub.GenerateStream(REQUEST))).finished
         assert own_text.steps == steps
 
 
@@ -163,5 +163,5 @@ async def test_its_failure_costs_it_alone(steps: int) -> None:
             own_text.error = RuntimeError("out of memory")
             await until(lambda: own_text.done)
             await until(lambda: served.server.bridge.reports.latest.own_text_failed)
-            assert (await answer(served.stub.Generate(REQUEST))).finished
+            assert (await answer(served.stub.GenerateStream(REQUEST))).finished
     assert ["own text" in log["event"] for log in logs].count(True) == 1

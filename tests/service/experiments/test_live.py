@@ -95,7 +95,7 @@ async def asked(served: Served, request_id: str = "", tenant: str = "acme", **fi
     """Generates; the first event."""
     stop = pb.StopOptions(max_tokens=6)
     message = pb.GenerateRequest(text="hello", request_id=request_id, tenant=tenant, stop=stop, **fields)
-    events = [event async for event in served.stub.Generate(message)]
+    events = [event async for event in served.stub.GenerateStream(message)]
     return events[0].started
 
 

@@ -30,7 +30,7 @@ QUESTIONS = read_questions()[0][:2]
 
 async def generate(stub: Any, **fields: Any) -> tuple[str, list[int], pb.Finished]:
     """The arm, the tokens and the end."""
-    events = [event async for event in stub.Generate(pb.GenerateRequest(tenant="acme", **fields))]
+    events = [event async for event in stub.GenerateStream(pb.GenerateRequest(tenant="acme", **fields))]
     return events[0].started.arm, [t for event in events for t in event.delta.token_ids], events[-1].finished
 
 

@@ -49,46 +49,52 @@ def run(units: float = 3000, timed: float = 100, **treatment: float) -> Counts:
 
 
 def kinds(found: pb.ExperimentReport) -> list[str]:
-    return [pb.ConclusionKind.Name(finding.kind).removeprefix("CONCLUSION_KIND_") for finding in found.findings]
+    return [pb.ConclusionKind.Name(finding.kind).removeprefix("CONCLUSION_KIND_") for finding in found.conclusions]
+
+
+def said(found: pb.ExperimentReport) -> str:
+    return " ".join(conclusion.text for conclusion in found.conclusions)
 
 
 def test_a_faster_arm_is_named_with_its_bounds() -> None:
     found = report(SPLIT, run(4000, tpot=0.8))
-    (time,) = [comparison for comparison in found.comparisons if comparison.metric == "decode time per token"]
+    (time,) = [comparison for comparison in found.comparisons if comparison.metric == "decode_seconds_per_token"]
     assert time.verdict == pb.VERDICT_BETTER
     assert time.low < -0.2 < time.high < -0.1
     assert not found.sample_ratio_mismatch
     assert not found.violations
-    (named,) = [finding for finding in found.findings if finding.kind == pb.CONCLUSION_KIND_FASTER]
-    assert (named.arm, named.metric_key, found.better_arm) == ("hybrid", "decode_seconds_per_token", "hybrid")
-    text = " ".join(found.conclusions)
+    (named,) = [finding for finding in found.conclusions if finding.kind == pb.CONCLUSION_KIND_FASTER]
+    assert (named.arm, named.metric, found.better_arm) == ("hybrid", "decode_seconds_per_token", "hybrid")
+    text = said(found)
     assert "hybrid is faster than trie: decode time per token -" in text
     assert INTERFERENCE in text
     assert [row.arm for row in found.arms] == ["trie", "hybrid"]
     assert sum(row.units for row in found.arms) == 4000
-    assert found.arms[0].metrics["tokens per step"] == pytest.approx(2.0, abs=0.02)
-    assert found.arms[0].metrics["ttft p50"] == pytest.approx(0.02, rel=0.1)
+    assert found.arms[0].metrics["tokens_per_step"] == pytest.approx(2.0, abs=0.02)
+    assert found.arms[0].metrics["ttft_seconds_p50"] == pytest.approx(0.02, rel=0.1)
 
 
 def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
     found = report(SPLIT, run())
     assert all(comparison.verdict == pb.VERDICT_OPEN for comparison in found.comparisons)
-    assert "no difference is shown" in " ".join(found.conclusions)
-    assert "may stop now" not in " ".join(found.conclusions)
+    assert "no difference is shown" in said(found)
+    assert "may stop now" not in said(found)
     slower = report(SPLIT, run(4000, tpot=1.3))
-    assert "hybrid is slower than trie" in " ".join(slower.conclusions)
-    assert "may stop now" in " ".join(slower.conclusions)
+    assert "hybrid is slower than trie" in said(slower)
+    assert "may stop now" in said(slower)
     assert [kinds(one)[0] for one in (found, slower)] == ["NO_DIFFERENCE", "SLOWER"]
 
 
 def test_too_few_units_say_nothing() -> None:
     found = report(SPLIT, run(120, tpot=0.2))
-    assert found.conclusions[0].startswith("Too early: every arm needs 100 units")
+    assert found.conclusions[0].text.startswith("Too early: every arm needs 100 units")
     assert not any(
-        comparison.HasField("low") for comparison in found.comparisons if comparison.metric == "decode time per token"
+        comparison.HasField("low")
+        for comparison in found.comparisons
+        if comparison.metric == "decode_seconds_per_token"
     )
     empty = report(SPLIT, Counts.zero(2))
-    assert empty.conclusions[0].startswith("Too early")
+    assert empty.conclusions[0].text.startswith("Too early")
     assert kinds(empty) == ["TOO_EARLY"]
     assert not empty.arms[0].metrics
 
@@ -99,7 +105,7 @@ def test_lost_units_forbid_any_conclusion() -> None:
     counts.sums[1] *= kept[:, None]
     found = report(SPLIT, counts)
     assert found.sample_ratio_mismatch
-    assert found.conclusions[0].startswith("Nothing may be concluded: the units (trie ")
+    assert found.conclusions[0].text.startswith("Nothing may be concluded: the units (trie ")
     assert kinds(found) == ["SAMPLE_RATIO_MISMATCH"]
 
 
@@ -116,7 +122,7 @@ def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail
     (found,) = violations(SPLIT, counts)
     assert (found.arm, found.guardrail) == ("hybrid", guardrail)
     assert reason in found.reason
-    (stop,) = [finding for finding in report(SPLIT, counts).findings if finding.kind == pb.CONCLUSION_KIND_GUARDRAIL]
+    (stop,) = [finding for finding in report(SPLIT, counts).conclusions if finding.kind == pb.CONCLUSION_KIND_GUARDRAIL]
     assert stop.arm == "hybrid"
     assert stop.text.startswith(f"Stop hybrid ({guardrail}): ")
 
@@ -153,14 +159,14 @@ def test_limits_out_of_range_are_refused(values: dict[str, float]) -> None:
 def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
     """Some engines do not know when a request arrived: its mean is that of the others."""
     times = [
-        [row for row in report(SPLIT, run(4000, timed=timed)).comparisons if "first token" in row.metric]
+        [row for row in report(SPLIT, run(4000, timed=timed)).comparisons if row.metric == "ttft_seconds_mean"]
         for timed in (100, 50, 3)
     ]
     (everything,), (half,), (few,) = times
     assert abs(half.change - everything.change) < 0.03
     assert half.high - half.low > 1.2 * (everything.high - everything.low) > 0
     assert [few.HasField(bound) for bound in ("low", "high")] == [False, False]  # sixty in an arm
-    values = [row.metrics["mean time to first token"] for row in report(SPLIT, run(4000, timed=50)).arms]
+    values = [row.metrics["ttft_seconds_mean"] for row in report(SPLIT, run(4000, timed=50)).arms]
     assert values == pytest.approx([0.0209, 0.0209], abs=0.001)
     found = report(SPLIT, run(4000, timed=50, ttft=1.5)).violations
     assert [(one.arm, one.guardrail) for one in found] == [("hybrid", "ttft")]
@@ -179,11 +185,12 @@ def test_what_programs_read_says_the_same() -> None:
         "ttft_seconds_p90",
     ]
     message = report(SPLIT, run(4000, tpot=0.8), unreadable=2)
-    assert [finding.text for finding in message.findings] == [*message.conclusions]
+    assert all(conclusion.text for conclusion in message.conclusions)
     assert kinds(message)[:2] == ["COUNTS_MISSING", "FASTER"]
+    assert {metric.title: metric.key for metric in message.metrics} == KEYS
     for row in message.arms:
-        assert dict(row.values) == {KEYS[title]: value for title, value in row.metrics.items()}
-    assert {comparison.metric_key for comparison in message.comparisons} == {*KEYS.values()}
+        assert {*row.metrics} == {*KEYS.values()}
+    assert {comparison.metric for comparison in message.comparisons} == {*KEYS.values()}
 
 
 ARRIVED = time.perf_counter() - 100

@@ -116,6 +116,6 @@ async def test_of_many_looks_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch
     looks = []
     for _ in range(4):
         await watch.look()
-        looks.append([point.time.ToNanoseconds() for point in await watch.points(Running.of(RUNNING))])
+        looks.append([point.look_time.ToNanoseconds() for point in await watch.points(Running.of(RUNNING))])
     assert [len(look) for look in looks] == [1, 2, 2, 2]
     assert (looks[2][0], looks[3][0]) == (looks[1][1], looks[2][1])

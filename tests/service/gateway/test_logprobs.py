@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import Delta, TokenDetail, TokenLogprob
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.reading import read_chat, read_completion
@@ -21,17 +22,21 @@ def details() -> tuple[TokenDetail, ...]:
             text=text,
             logprob=-0.5,
             top_logprobs=[
-                TokenLogprob(token_id=token_id, logprob=logprob, token_bytes=token_bytes)
+                TokenLogprob(token_id=token_id, logprob=logprob, bytes=token_bytes)
                 for token_id, logprob, token_bytes in (
                     *((1, -0.25, b"\xe2"), (2, -0.5, token)),
                     *((3, -0.625, b"\xe3"), (4, -0.75, token)),
                 )
             ],
-            token_bytes=token,
-            left_out=token == b"<end>",
+            bytes=token,
+            special=token == b"<end>",
         )
         for text, token in zip(_SENT, _TOKENS, strict=True)
     )
+
+
+def delta(text: str, *details: TokenDetail) -> Delta:
+    return Delta(pb.Delta(parts=[pb.Part(text=text)], token_ids=[2] * len(details), details=details))
 
 
 def choices(parsed: Any, parts: int) -> list[dict[str, Any]]:
@@ -40,7 +45,7 @@ def choices(parsed: Any, parts: int) -> list[dict[str, Any]]:
     for start in range(0, len(_TOKENS), size):
         part = details()[start : start + size]
         text = "".join(detail.text for detail in part)
-        [chunk] = answers.delta(0, Delta(text=text, token_ids=(2,) * len(part), details=part))
+        [chunk] = answers.delta(0, delta(text, *part))
         found.append(chunk["choices"][0]["logprobs"])
     return found
 
@@ -61,9 +66,9 @@ def test_alternatives_with_the_same_text_do_not_hide_each_other() -> None:
 
 def test_the_token_itself_is_among_the_alternatives_of_a_completion() -> None:
     parsed = read_completion({"prompt": "x", "logprobs": 1, "stream": True})
-    other = TokenLogprob(token_id=1, logprob=-0.125, token_bytes=b"a")
-    detail = TokenDetail(text="b", logprob=-3.0, top_logprobs=[other], token_bytes=b"b")
-    [chunk] = Answers(parsed, "m").delta(0, Delta(text="b", token_ids=(2,), details=(detail,)))
+    other = TokenLogprob(token_id=1, logprob=-0.125, bytes=b"a")
+    detail = TokenDetail(text="b", logprob=-3.0, top_logprobs=[other], bytes=b"b")
+    [chunk] = Answers(parsed, "m").delta(0, delta("b", detail))
     assert chunk["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.125, "b": -3.0}]
 
 

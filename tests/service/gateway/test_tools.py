@@ -15,7 +15,8 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
-from draftwood_client import Delta, ToolFormat
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_client import Delta, FinishReason, ToolFormat
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar import GrammarState
@@ -295,15 +296,19 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
             }
             whole = (await client.chat.completions.create(**options)).choices
             chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
-    orders = [7] if cut else [7, 8]
-    text = "Sure." + "\n" * cut + ONE.replace("7", "8")[:-4] * cut
     for sample in whole:
-        assert [call["order"] for _, call in checked(sample.message)] == orders
-        assert (sample.message.content, sample.finish_reason) == (text, "length" if cut else "tool_calls")
+        assert [call["order"] for _, call in checked(sample.message)] == [7, 8]
+        assert (sample.message.content, sample.finish_reason) == ("Sure.", "length" if cut else "tool_calls")
         deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.index == sample.index]
-        assert "".join(one.content or "" for one in deltas) == text
-        calls = [call for one in deltas for call in one.tool_calls or ()]
-        assert [(call.index, json.loads(call.function.arguments)["order"]) for call in calls] == [*enumerate(orders)]
+        assert "".join(one.content or "" for one in deltas) == "Sure."
+        pieces = [call for one in deltas for call in one.tool_calls or ()]
+        assert len(pieces) > 4  # arguments come as they are written
+        for index, order in enumerate((7, 8)):
+            first, *others = [piece for piece in pieces if piece.index == index]
+            assert (first.id is not None, first.type, first.function.name) == (True, "function", "track")
+            assert all((piece.id, piece.function.name) == (None, None) for piece in others)
+            arguments = "".join(piece.function.arguments for piece in (first, *others))
+            assert json.loads(arguments)["order"] == order
     assert {choice.finish_reason for chunk in chunks for choice in chunk.choices} == {None, whole[0].finish_reason}
 
 
@@ -329,8 +334,9 @@ async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream
     assert "cannot be kept to: is too complex: too many items" in text
 
 
-def delta(text: str) -> Delta:
-    return Delta(text=text, token_ids=(1,))
+def call_delta(index: int, arguments: str) -> Delta:
+    call = pb.ToolCallDelta(index=index, id=f"c{index}", name="track", arguments=arguments)
+    return Delta(pb.Delta(parts=[pb.Part(tool_call=call)], token_ids=[1]))
 
 
 async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
@@ -359,8 +365,8 @@ async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted()
     """Its end, a bracket, cannot end the answer: arguments may have brackets."""
     asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False}), LIST)
     assert "stop" not in asked.options
-    answers = Answers(asked, MODEL, LIST)
-    call = '{"name": "track", "arguments": {"orders": [1, 2]}}'
-    chunks = answers.delta(0, delta(f"[{call}, {call}]")) + answers.finished(0, 0, "stop")
+    answers, arguments = Answers(asked, MODEL), '{"orders": [1, 2]}'
+    chunks = [chunk for index in range(2) for chunk in answers.delta(0, call_delta(index, arguments))]
+    chunks += answers.finished(0, 0, FinishReason.TOOL_CALLS)
     calls = [one for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [one["function"]["arguments"] for one in calls] == ['{"orders": [1, 2]}']

@@ -95,14 +95,14 @@ async def test_requests_follow_a_tenants_quotas_and_streaming() -> None:
         given = tenant(quotas={"requestsPerMinute": 1}, streaming={"paddingBytes": 512})
         await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=given))
         request = generation_pb2.GenerateRequest(tenant="a", text="x", stop={"max_tokens": 4})
-        sizes = {message.ByteSize() % 512 async for message in served.stub.Generate(request)}
+        sizes = {message.ByteSize() % 512 async for message in served.stub.GenerateStream(request)}
         assert sizes == {0}
         with pytest.raises(grpc.aio.AioRpcError, match="requests_per_minute") as caught:
-            [message async for message in served.stub.Generate(request)]
+            [message async for message in served.stub.GenerateStream(request)]
         assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
         others = generation_pb2.GenerateRequest(tenant="b", text="x", stop={"max_tokens": 4})
         for _ in range(3):
-            assert any([message.ByteSize() % 512 async for message in served.stub.Generate(others)])
+            assert any([message.ByteSize() % 512 async for message in served.stub.GenerateStream(others)])
 
 
 async def test_a_tenants_weight_replaces_that_of_the_settings() -> None:
@@ -154,12 +154,12 @@ async def test_requests_use_the_tenants_configuration(served: Served) -> None:
     await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(**fields)))
     request: dict[str, Any] = {"text": "x", "tenant": "a", "stop": {"max_tokens": 2}}
     many = generation_pb2.GenerateRequest(**request, sampling={"n": 2})  # needs a temperature above 0
-    events = [event async for event in served.stub.Generate(many)]
+    events = [event async for event in served.stub.GenerateStream(many)]
     assert events[-1].WhichOneof("event") == "finished"
     for name, value in (("strategy", "trie"), ("max_nodes", 3), ("enabled", False)):
         override = generation_pb2.GenerateRequest(**request, drafting={name: value})
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            [_ async for _ in served.stub.Generate(override)]
+            [_ async for _ in served.stub.GenerateStream(override)]
         assert reason(error.value) == "PERMISSION_DENIED"
         assert f"drafting.{name}" in str(error.value.details())
 
@@ -297,7 +297,7 @@ async def test_requests_carry_options_and_learning_of_their_tenant(served: Serve
     found = {}
     for name, message in asked.items():
         message.MergeFrom(generation_pb2.GenerateRequest(text="x", stop={"max_tokens": 2}))
-        [_ async for _ in served.stub.Generate(message)]
+        [_ async for _ in served.stub.GenerateStream(message)]
         found[name] = served.engine.added[-1].request
     usual, other = found["usual"], found["another strategy"]
     assert usual.drafting.options == (("branch_length", 3), ("learn", "both"))

@@ -30,7 +30,7 @@ def ask(tenant: str = "", tokens: int = 4, text: str = "ab", **fields: Any) -> p
 async def filled(served: Served, tenant: str) -> list[Any]:
     """Requests of a tenant that hold all places; the engine stands still."""
     served.engine.gate.clear()
-    calls: list[Any] = [served.stub.Generate(ask(tenant)) for _ in range(PLACES)]
+    calls: list[Any] = [served.stub.GenerateStream(ask(tenant)) for _ in range(PLACES)]
     for call in calls:
         assert (await call.read()).HasField("started")
     return calls
@@ -49,9 +49,9 @@ async def test_invalid_requests_end_nobody_elses() -> None:
         calls = await filled(served, "a")
         for _ in range(12):
             for request, status in INVALID:
-                assert (await answer(served.stub.Generate(request))).status.code().name == status
+                assert (await answer(served.stub.GenerateStream(request))).status.code().name == status
         assert served.server.bridge.live == PLACES
-        valid: Any = served.stub.Generate(ask("b"))
+        valid: Any = served.stub.GenerateStream(ask("b"))
         assert (await valid.read()).HasField("started")
         served.engine.gate.set()
         ended = [await answer(call) for call in calls]
@@ -66,7 +66,7 @@ async def test_requests_above_a_limit_end_nobody_elses() -> None:
         for text in ("x" * 200, "y" * 5):
             for _ in range(10):
                 tokens = 4 if len(text) == 200 else 300
-                error = (await answer(served.stub.Generate(ask("b", tokens, text)))).status
+                error = (await answer(served.stub.GenerateStream(ask("b", tokens, text)))).status
                 assert reason(error) == "QUOTA_EXCEEDED"
         served.engine.gate.set()
         assert [(await answer(call)).error for call in calls] == [None] * PLACES
@@ -99,10 +99,10 @@ async def test_nothing_is_read_for_a_tenant_above_its_limit(
 ) -> None:
     grammars = CountingGrammars()
     async with serving(model=FakeModel(grammars=grammars), **limits) as served:
-        assert (await answer(served.stub.Generate(ask()))).finished
+        assert (await answer(served.stub.GenerateStream(ask()))).finished
         read = len(served.model.tokenizer.encoded_on)
         for _ in range(5):
-            assert reason((await answer(served.stub.Generate(request_))).status) == "QUOTA_EXCEEDED"
+            assert reason((await answer(served.stub.GenerateStream(request_))).status) == "QUOTA_EXCEEDED"
         assert len(served.model.tokenizer.encoded_on) == read
         assert grammars.tried == 0
 
@@ -113,17 +113,17 @@ async def test_what_is_invalid_or_finds_no_place_does_not_count() -> None:
         for _ in range(5):
             for request, status in INVALID:
                 if request.stop.max_tokens < 100:
-                    assert (await answer(served.stub.Generate(request))).status.code().name == status
+                    assert (await answer(served.stub.GenerateStream(request))).status.code().name == status
         engine.gate.clear()
-        running: Any = served.stub.Generate(ask("b"))
+        running: Any = served.stub.GenerateStream(ask("b"))
         await running.read()
         await until(lambda: served.server.bridge.live == 1)
         for _ in range(5):
-            assert reason((await answer(served.stub.Generate(ask("b")))).status) == "QUEUE_FULL"
+            assert reason((await answer(served.stub.GenerateStream(ask("b")))).status) == "QUEUE_FULL"
         engine.gate.set()
         assert (await answer(running)).finished
-        assert (await answer(served.stub.Generate(ask("b")))).finished
-        assert reason((await answer(served.stub.Generate(ask("b")))).status) == "QUOTA_EXCEEDED"
+        assert (await answer(served.stub.GenerateStream(ask("b")))).finished
+        assert reason((await answer(served.stub.GenerateStream(ask("b")))).status) == "QUOTA_EXCEEDED"
 
 
 async def test_a_request_that_is_cancelled_while_it_is_read_counts_for_nothing() -> None:
@@ -138,12 +138,12 @@ async def test_a_request_that_is_cancelled_while_it_is_read_counts_for_nothing()
             return encode(text)
 
         tokenizer.encode = slow  # type: ignore[method-assign]
-        call = served.stub.Generate(ask(text=LONG))
+        call = served.stub.GenerateStream(ask(text=LONG))
         await until(reading.is_set)
-        assert reason((await answer(served.stub.Generate(ask()))).status) == "QUOTA_EXCEEDED"
+        assert reason((await answer(served.stub.GenerateStream(ask()))).status) == "QUOTA_EXCEEDED"
         call.cancel()
         await served.assert_idle()
-        assert (await answer(served.stub.Generate(ask()))).finished
+        assert (await answer(served.stub.GenerateStream(ask()))).finished
         go_on.set()
 
 
@@ -165,7 +165,7 @@ async def test_tokenize_and_detokenize_are_limited_apart_from_requests() -> None
         assert len(served.model.tokenizer.encoded_on) == read
         # a single token's text is always told: the gateway asks for those of log-probabilities
         assert (await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97]))).text == "a"
-        assert (await answer(served.stub.Generate(ask()))).finished
+        assert (await answer(served.stub.GenerateStream(ask()))).finished
 
 
 async def test_the_client_raises_a_typed_error_and_does_not_retry() -> None:
@@ -182,23 +182,23 @@ async def test_the_client_raises_a_typed_error_and_does_not_retry() -> None:
 async def test_ended_requests_give_back_their_place_and_tokens() -> None:
     async with serving(concurrency=1, tokens_per_minute=1000) as served:
         for _ in range(5):
-            assert (await answer(served.stub.Generate(ask()))).finished
+            assert (await answer(served.stub.GenerateStream(ask()))).finished
         served.engine.gate.clear()
-        running = served.stub.Generate(ask(tokens=900))
+        running = served.stub.GenerateStream(ask(tokens=900))
         await running.read()
-        assert (await answer(served.stub.Generate(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await answer(served.stub.GenerateStream(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         running.cancel()
         served.engine.gate.set()
         await served.assert_idle()
         served.engine.sequence_error = ValueError("broken")
-        assert (await answer(served.stub.Generate(ask(tokens=800)))).status.code() is grpc.StatusCode.INTERNAL
+        assert (await answer(served.stub.GenerateStream(ask(tokens=800)))).status.code() is grpc.StatusCode.INTERNAL
         served.engine.sequence_error = None
-        assert (await answer(served.stub.Generate(ask(tokens=800)))).finished
+        assert (await answer(served.stub.GenerateStream(ask(tokens=800)))).finished
 
 
 async def test_servers_of_one_store_share_the_limits() -> None:
     with Valkey() as store:
         settings: dict[str, Any] = {"store": store.url, "requests_per_minute": 1}
         async with serving(**settings) as one, serving(**settings) as two:
-            assert (await answer(one.stub.Generate(ask()))).finished
-            assert (await answer(two.stub.Generate(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await answer(one.stub.GenerateStream(ask()))).finished
+            assert (await answer(two.stub.GenerateStream(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -26,7 +26,7 @@ from tests.service.fakes import ByteTokenizer, FakeModel, Served, answer, servin
 
 together = pytest.mark.asyncio(loop_scope="module")
 """Tests on a server of this file."""
-GENERATE = "/draftwood.v1.GenerationService/Generate"
+GENERATE = "/draftwood.v1.GenerationService/GenerateStream"
 
 
 TOO_LONG = {"long text", "very long text", "long token ids", "long chat", "max_tokens over the context"}
@@ -61,8 +61,12 @@ def ids(*values: int, **fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=values), **fields)
 
 
+def turn(role: str, *texts: str, **fields: Any) -> pb.ChatMessage:
+    return pb.ChatMessage(role=role, content=[pb.ContentPart(text=text) for text in texts], **fields)
+
+
 def chat(*messages: tuple[str, str]) -> pb.GenerateRequest:
-    return pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role=r, content=c) for r, c in messages]))
+    return pb.GenerateRequest(chat=pb.Chat(messages=[turn(role, text) for role, text in messages]))
 
 
 def sampling(**options: Any) -> pb.GenerateRequest:
@@ -77,7 +81,7 @@ def drafting(**options: Any) -> pb.GenerateRequest:
     return request(drafting=pb.DraftOptions(**options))
 
 
-HI = pb.ChatMessage(role="user", content="hi")
+HI = turn("user", "hi")
 
 
 def with_tool(name: str = "f", **parts: str) -> pb.GenerateRequest:
@@ -94,8 +98,12 @@ def formatted(**options: Any) -> pb.GenerateRequest:
     return request(format=pb.OutputFormat(regex="a"), stop=pb.StopOptions(**options))
 
 
-RESULT = pb.ChatMessage(role="tool", content="x", tool_call_id="1")
+RESULT = turn("tool", "x", tool_call_id="1")
 WITH_RESULT = pb.GenerateRequest(chat=pb.Chat(messages=[RESULT]))
+NO_PART = pb.GenerateRequest(chat=pb.Chat(messages=[turn("user", "hi")]))
+NO_PART.chat.messages[0].content.add()
+LATER_PART = pb.GenerateRequest(chat=pb.Chat(messages=[turn("user")]))
+LATER_PART.chat.messages[0].content.append(pb.ContentPart.FromString(b"\x12\x01a"))
 LATER = pb.OutputFormat.FromString(b"\x32\x01a")
 BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "no prompt": (pb.GenerateRequest(), "prompt", "text, token_ids and chat"),
@@ -155,8 +163,15 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "a result that the template leaves out": (WITH_RESULT, "chat.messages[0].tool_call_id", "takes no tools"),
     "a role that needs tools": (chat(("user", "hi"), ("tool", "x")), "chat.messages[1].role", "takes no tools"),
     "priority": (request(priority=11), "priority", r"11 is not allowed.*\[-10, 10\]"),
-    "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),
-    "control character in the tenant": (request(tenant="a\nb"), "tenant", "control characters"),
+    "long tenant": (request(tenant="a" * 129), "tenant", "1 to 128 letters"),
+    "control character in the tenant": (request(tenant="a\nb"), "tenant", "begin with a letter or digit"),
+    "slash in the tenant": (
+        request(tenant="a/b"),
+        "tenant",
+        r"tenant a/b: must be 1 to 128 letters \(a",
+    ),
+    "no part": (NO_PART, "chat.messages[0].content[1]", "must be a text: no other parts are served"),
+    "a part of a later version": (LATER_PART, "chat.messages[0].content[0]", "must be a text"),
     "long request id": (request(request_id="x" * 20_000), "request_id", "at most 256 bytes"),
     "control character in the request id": (request(request_id="a\x00b"), "request_id", "control characters"),
 }
@@ -174,7 +189,7 @@ async def served() -> AsyncIterator[Served]:
 async def test_refused(served: Served, name: str) -> None:
     bad, field, text = BAD[name]
     steps = served.engine.steps
-    result = await answer(served.stub.Generate(bad))
+    result = await answer(served.stub.GenerateStream(bad))
     found = violation(result.status, reason_of(name in TOO_LONG))
     assert found.field == field
     assert re.search(text, found.description), found.description
@@ -185,7 +200,7 @@ async def test_refused(served: Served, name: str) -> None:
 
 GOOD: dict[str, pb.GenerateRequest] = {
     "options that greedy decoding ignores": sampling(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1, seed=2**64 - 1),
-    "widest names": request(tenant="ä" * 128, request_id="x" * 256),
+    "widest names": request(tenant="Z9" + 126 * "~", request_id="x" * 256),
     "the whole context": stop(max_tokens=62),
     "longest prompt": ids(*[1] * 63),
     "no draft nodes": drafting(max_nodes=0),
@@ -199,7 +214,7 @@ GOOD: dict[str, pb.GenerateRequest] = {
 @together
 @pytest.mark.parametrize("name", GOOD)
 async def test_allowed(served: Served, name: str) -> None:
-    result = await answer(served.stub.Generate(GOOD[name]))
+    result = await answer(served.stub.GenerateStream(GOOD[name]))
     assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
     off = name in ("drafting off", "no strategy")
     assert result.events[0].started.strategy == ("none" if off else "hybrid")
@@ -245,7 +260,7 @@ async def with_tools() -> AsyncIterator[Served]:
 @pytest.mark.parametrize("name", WRONG_TOOLS)
 async def test_wrong_tools(with_tools: Served, name: str) -> None:
     bad, field, text = WRONG_TOOLS[name]
-    found = violation((await answer(with_tools.stub.Generate(bad))).status, reason_of(name in TOO_LONG))
+    found = violation((await answer(with_tools.stub.GenerateStream(bad))).status, reason_of(name in TOO_LONG))
     assert found.field == field
     assert text in found.description
     await with_tools.assert_idle()
@@ -254,7 +269,7 @@ async def test_wrong_tools(with_tools: Served, name: str) -> None:
 @together
 async def test_tools_reach_the_template(with_tools: Served) -> None:
     good = with_tool(parameters='{"type": "object", "properties": {}}', description="d")
-    assert (await answer(with_tools.stub.Generate(good))).finished.usage.completion_tokens > 0
+    assert (await answer(with_tools.stub.GenerateStream(good))).finished.usage.completion_tokens > 0
     assert with_tools.model.tokenizer.tools == [
         {
             "type": "function",
@@ -274,7 +289,7 @@ async def test_a_result_has_the_name_of_its_call() -> None:
     messages = [HI, pb.ChatMessage(role="assistant", tool_calls=calls), *results]
     async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
         asked = pb.GenerateRequest(chat=pb.Chat(messages=messages), stop=pb.StopOptions(max_tokens=4))
-        assert (await answer(served.stub.Generate(asked))).finished.usage.completion_tokens > 0
+        assert (await answer(served.stub.GenerateStream(asked))).finished.usage.completion_tokens > 0
     shown = [call["function"] for call in tokenizer.messages[1]["tool_calls"]]
     assert shown == [{"name": f"tool_{key}", "arguments": {"x": 1}} for key in "ab"]
     assert [message.get("name") for message in tokenizer.messages] == [None, None, "tool_b", "own"]
@@ -299,7 +314,7 @@ async def test_system_messages_of_a_template_without_the_role(turns: str, shown:
         tokenizer = ByteTokenizer()
         tokenizer.takes_system = takes
         async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
-            assert (await answer(served.stub.Generate(asked))).finished.usage.completion_tokens > 0
+            assert (await answer(served.stub.GenerateStream(asked))).finished.usage.completion_tokens > 0
         seen = [f"{message['role']}:{message['content']}".replace("\n\n", "||") for message in tokenizer.messages]
         assert seen == ([f"{roles[turn[0]]}:{turn}" for turn in turns.split()] if takes else shown)
 
@@ -308,14 +323,14 @@ async def test_a_text_with_a_token_that_the_model_lacks() -> None:
     """As of the tokenizers of some models. Such a token ends no answer either."""
     async with serving(model=FakeModel(vocab_size=100)) as served:
         for asked, field in ((request("az"), "text"), (chat(("user", "z")), "chat.messages")):
-            found = violation((await answer(served.stub.Generate(asked))).status)
+            found = violation((await answer(served.stub.GenerateStream(asked))).status)
             assert found.field == field
             assert found.description.endswith(r"its tokenizer makes token 122 of it; the model's vocabulary is [0, 99]")
 
 
 async def test_chat_without_a_template() -> None:
     async with serving(model=FakeModel(tokenizer=ByteTokenizer(has_chat_template=False))) as served:
-        found = violation((await answer(served.stub.Generate(chat(("user", "hi"))))).status)
+        found = violation((await answer(served.stub.GenerateStream(chat(("user", "hi"))))).status)
         assert found.field == "chat"
         assert "no chat template" in found.description
 
@@ -327,7 +342,10 @@ def _delimited(number: int, data: bytes) -> bytes:
 
 MALFORMED = {
     "text": (_delimited(1, b"ok \xff"), "UTF-8"),
-    "second chat message": (_delimited(3, _delimited(1, b"") + _delimited(1, _delimited(2, b"\x80"))), "UTF-8"),
+    "second chat message": (
+        _delimited(3, _delimited(1, b"") + _delimited(1, _delimited(2, _delimited(1, b"\x80")))),
+        "UTF-8",
+    ),
     "cut off in a nested message": (_delimited(7, b"\x1a\x7f"), "corrupt"),
     "not protobuf": (b"\xff\xff\xff", "corrupt"),
 }
@@ -338,7 +356,7 @@ MALFORMED = {
 async def test_malformed_bytes_are_refused_with_the_reason(served: Served, name: str) -> None:
     data, reason = MALFORMED[name]
     raw: grpc.aio.UnaryStreamMultiCallable[Any, Any] = served.channel.unary_stream(
-        GENERATE, response_deserializer=pb.GenerateResponse.FromString
+        GENERATE, response_deserializer=pb.GenerateStreamResponse.FromString
     )
     call = raw(data)
     found = violation((await answer(call)).status)
@@ -412,10 +430,10 @@ async def test_no_message_ends_in_an_internal_error(served: Served, path: str, d
 
 async def test_message_over_the_limit() -> None:
     async with serving() as served:
-        result = await answer(served.stub.Generate(request("x" * (20 * 1024 * 1024))))
+        result = await answer(served.stub.GenerateStream(request("x" * (20 * 1024 * 1024))))
         assert result.status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "4194304" in str(result.status.details())
-        assert (await answer(served.stub.Generate(stop(max_tokens=2)))).finished
+        assert (await answer(served.stub.GenerateStream(stop(max_tokens=2)))).finished
 
 
 async def test_unary_methods_refuse_as_well() -> None:

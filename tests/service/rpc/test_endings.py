@@ -41,31 +41,33 @@ def reason(error: grpc.aio.AioRpcError) -> str:
 
 async def started(
     served: Served, count: int = 1
-) -> list[grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]]:
+) -> list[grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateStreamResponse]]:
     """Calls that are being answered, their first two events read."""
-    calls = [served.stub.Generate(ask()) for _ in range(count)]
+    calls = [served.stub.GenerateStream(ask()) for _ in range(count)]
     for call in calls:
         for kind in ("started", "delta"):
             event = await call.read()
-            assert isinstance(event, pb.GenerateResponse)
+            assert isinstance(event, pb.GenerateStreamResponse)
             assert event.WhichOneof("event") == kind
     return calls
 
 
 async def test_each_sample_tells_its_end_in_its_last_delta(served: Served) -> None:
     sampling = pb.SamplingOptions(n=3, temperature=1.0, seed=5)
-    result = await answer(served.stub.Generate(ask(max_tokens=4, sampling=sampling)))
+    result = await answer(served.stub.GenerateStream(ask(max_tokens=4, sampling=sampling)))
     deltas = [event.delta for event in result.events if event.HasField("delta")]
     last = {delta.sample: delta for delta in deltas}
-    assert [delta for delta in deltas if delta.HasField("finished")] == sorted(last.values(), key=deltas.index)
-    assert [last[sample].finished for sample in range(3)] == [*result.finished.samples]
-    assert [one.completion_tokens for one in result.finished.samples] == [4, 4, 4]
-    alone = await answer(served.stub.Generate(ask(max_tokens=4)))
-    assert not any(event.delta.HasField("finished") for event in alone.events)
+    assert [delta for delta in deltas if delta.HasField("result")] == sorted(last.values(), key=deltas.index)
+    assert [last[sample].result for sample in range(3)] == [*result.finished.samples]
+    assert [one.usage.completion_tokens for one in result.finished.samples] == [4, 4, 4]
+    assert [one.seed for one in result.finished.samples] == [5, 6, 7]
+    alone = await answer(served.stub.GenerateStream(ask(max_tokens=4)))
+    assert [event.delta.result for event in alone.events if event.delta.HasField("result")] == [*alone.finished.samples]
+    assert not alone.finished.samples[0].HasField("seed")  # greedy
 
 
 async def test_normal_end(served: Served) -> None:
-    result = await answer(served.stub.Generate(ask(max_tokens=7, request_id="mine", tenant="acme")))
+    result = await answer(served.stub.GenerateStream(ask(max_tokens=7, request_id="mine", tenant="acme")))
     assert result.kinds == ["started", *["delta"] * (len(result.events) - 2), "finished"]
     assert result.text == "abcdefg"
     assert result.token_ids == list(range(97, 104))
@@ -73,7 +75,10 @@ async def test_normal_end(served: Served) -> None:
     assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "hybrid")
     assert (head.prompt_tokens, head.max_tokens, head.model) == (5, 7, "fake")
     end = result.finished
-    assert end.reason == pb.FINISH_REASON_LENGTH
+    [sample] = end.samples
+    assert sample.reason == pb.FINISH_REASON_LENGTH
+    assert (sample.usage.completion_tokens, sample.usage.accepted_draft_tokens) == (7, 3)
+    assert not sample.usage.HasField("reasoning_tokens")
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (5, 7)
     assert (end.drafting.steps, end.drafting.draft_tokens, end.drafting.accepted_tokens) == (4, 6, 3)
     assert end.drafting.mean_acceptance_length == 7 / 4
@@ -82,7 +87,7 @@ async def test_normal_end(served: Served) -> None:
 
 
 async def test_requests_share_steps_and_all_are_answered(served: Served) -> None:
-    results = await asyncio.gather(*(answer(served.stub.Generate(ask(max_tokens=20))) for _ in range(12)))
+    results = await asyncio.gather(*(answer(served.stub.GenerateStream(ask(max_tokens=20))) for _ in range(12)))
     assert {result.text for result in results} == {"abcdefghijklmnopqrst"}
     assert all(result.finished.usage.completion_tokens == 20 for result in results)
     assert served.engine.most_running == 4
@@ -103,7 +108,7 @@ async def test_client_cancels_while_waiting() -> None:
     engine = FakeEngine(max_running=1)
     async with serving(engine) as served:
         [first] = await started(served)
-        second = served.stub.Generate(ask())
+        second = served.stub.GenerateStream(ask())
         await until(lambda: engine.waiting == 1)
         second.cancel()
         await until(lambda: engine.waiting == 0)
@@ -120,7 +125,7 @@ async def test_channel_closes(served: Served) -> None:
 
 
 async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture, served: Served) -> None:
-    result = await answer(served.stub.Generate(ask(), timeout=0.1))
+    result = await answer(served.stub.GenerateStream(ask(), timeout=0.1))
     steps = served.engine.steps
     assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await served.assert_idle()
@@ -134,7 +139,7 @@ async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture, served: 
 )
 async def test_deadline_of_the_server(settings: dict[str, Any], own_deadline: float | None) -> None:
     async with serving(**settings) as served:
-        result = await answer(served.stub.Generate(ask(), timeout=own_deadline))
+        result = await answer(served.stub.GenerateStream(ask(), timeout=own_deadline))
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert reason(result.status) == "DEADLINE_EXCEEDED"
 
@@ -142,7 +147,7 @@ async def test_deadline_of_the_server(settings: dict[str, Any], own_deadline: fl
 async def test_deadline_while_the_engine_is_in_a_long_step() -> None:
     async with serving(default_timeout=0.1) as served:
         served.engine.gate.clear()
-        result = await answer(served.stub.Generate(ask()))
+        result = await answer(served.stub.GenerateStream(ask()))
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert result.kinds == ["started"]
         served.engine.gate.set()
@@ -159,15 +164,15 @@ async def test_an_error_of_sequences_reveals_no_internals(error: Exception, told
         assert reason(result.status) == told
         assert "secret" not in str(result.status.details())
     served.engine.sequence_error = None
-    assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
+    assert (await answer(served.stub.GenerateStream(ask(max_tokens=2)))).finished
 
 
 async def test_engine_that_refuses_a_sequence_goes_on(served: Served) -> None:
     served.engine.add_error = MemoryError("no memory")
-    result = await answer(served.stub.Generate(ask()))
+    result = await answer(served.stub.GenerateStream(ask()))
     assert result.status.code() is grpc.StatusCode.INTERNAL
     served.engine.add_error = None
-    assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
+    assert (await answer(served.stub.GenerateStream(ask(max_tokens=2)))).finished
 
 
 async def test_shutdown_in_mid_stream(served: Served) -> None:
@@ -183,7 +188,7 @@ async def test_shutdown_in_mid_stream(served: Served) -> None:
 async def test_shutdown_waits_for_no_reader() -> None:
     async with serving(drain_grace=0.0) as served:
         served.engine.text = "x" * 50_000
-        call = served.stub.Generate(ask())
+        call = served.stub.GenerateStream(ask())
         await call.read()
         await until(lambda: served.engine.paused == 1)
         began = time.perf_counter()
@@ -198,11 +203,11 @@ async def test_readers_that_stop_give_up_their_slots_until_they_read_on() -> Non
     async with serving(max_waiting=20) as served, grpc.aio.insecure_channel(served.server.address, large) as channel:
         served.engine.text = "x" * 50_000
         stub = pb_grpc.GenerationServiceStub(channel)
-        stalled = [stub.Generate(ask(max_tokens=800, tenant="slow")) for _ in range(20)]
+        stalled = [stub.GenerateStream(ask(max_tokens=800, tenant="slow")) for _ in range(20)]
         for call in stalled:
             await call.read()
         await until(lambda: served.engine.paused >= 4)
-        other = await asyncio.wait_for(answer(served.stub.Generate(ask(max_tokens=8, tenant="other"))), 10)
+        other = await asyncio.wait_for(answer(served.stub.GenerateStream(ask(max_tokens=8, tenant="other"))), 10)
         assert other.finished.usage.completion_tokens == 8
         await until(lambda: served.engine.paused == 20)
         reads_on, *others = stalled
@@ -214,7 +219,7 @@ async def test_readers_that_stop_give_up_their_slots_until_they_read_on() -> Non
 
 async def test_client_that_disconnects_while_a_message_waits(served: Served) -> None:
     served.engine.text = "x" * 50_000
-    call = served.stub.Generate(ask())
+    call = served.stub.GenerateStream(ask())
     await call.read()
     await until(lambda: served.engine.paused == 1)
     call.cancel()
@@ -225,7 +230,7 @@ async def test_client_that_disconnects_while_a_message_waits(served: Served) -> 
 async def test_reader_that_stops_is_cut_off() -> None:
     async with serving(stall_timeout=0.2) as served:
         served.engine.text = "x" * 50_000
-        call = served.stub.Generate(ask())
+        call = served.stub.GenerateStream(ask())
         await call.read()
         await until(lambda: served.engine.running == 1)
         await served.assert_idle()
@@ -240,7 +245,7 @@ async def test_a_storm_of_all_endings_leaves_nothing_and_logs_no_error(caplog: p
 
     async def one(served: Served) -> Answer:
         own_deadline = chance.choice([None, 0.02, 0.05, 5.0])
-        call = served.stub.Generate(ask(max_tokens=chance.randint(1, 60)), timeout=own_deadline)
+        call = served.stub.GenerateStream(ask(max_tokens=chance.randint(1, 60)), timeout=own_deadline)
         if chance.random() < 0.4:
             asyncio.get_running_loop().call_later(chance.uniform(0, 0.06), call.cancel)
         return await answer(call)

@@ -70,7 +70,7 @@ async def export_of(client: MemoryClient, **options: Any) -> tuple[list[MemoryRe
 async def ask(served: Served, tenant: str, tokens: int = 12) -> None:
     request = generation.GenerateRequest(text="x", tenant=tenant, drafting=generation.DraftOptions(strategy="trie"))
     request.stop.max_tokens = tokens
-    assert (await answer(served.stub.Generate(request))).finished
+    assert (await answer(served.stub.GenerateStream(request))).finished
 
 
 async def test_work_on_a_tenants_memory_is_done_one_piece_at_a_time(
@@ -150,7 +150,7 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
 
         found = await asyncio.to_thread(client.statistics)
         [memory] = found.tenants
-        assert (memory.tenant, memory.arm, memory.tokens, memory.epoch) == ("a", "", tokens, 0)
+        assert (memory.tenant, memory.arm, memory.tokens, memory.HasField("purge_time")) == ("a", "", tokens, False)
         assert memory.stored_bytes > 0
         assert found.store.healthy
         assert found.fingerprint == "f" * 16

@@ -51,12 +51,14 @@ class WatchedTokenizer(ByteTokenizer):
 
 
 def chat(*messages: tuple[str, str]) -> pb.Chat:
-    return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
+    return pb.Chat(
+        messages=[pb.ChatMessage(role=role, content=[pb.ContentPart(text=content)]) for role, content in messages]
+    )
 
 
 async def ask(stub: Any, method: str, fields: Any) -> None:
-    if method == "Generate":
-        [_ async for _ in stub.Generate(pb.GenerateRequest(**fields))]
+    if method == "GenerateStream":
+        [_ async for _ in stub.GenerateStream(pb.GenerateRequest(**fields))]
     else:
         await stub.Tokenize(pb.TokenizeRequest(**fields))
 
@@ -69,7 +71,7 @@ TOO_LARGE: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+@pytest.mark.parametrize("method", ["GenerateStream", "Tokenize"])
 @pytest.mark.parametrize("case", TOO_LARGE)
 async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) -> None:
     fields, field, problem = TOO_LARGE[case]
@@ -87,7 +89,7 @@ async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) ->
 
 
 async def test_tokens_are_bounded_and_so_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_service.rpc.generation._MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("draftwood_service.rpc.generation.MAX_ANSWER_BYTES", 1000)
     async with serving(max_prompt_characters=300) as served:
         await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 300))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -183,9 +185,9 @@ async def test_a_caller_whose_texts_wait_is_told_when_to_come_again(monkeypatch:
     monkeypatch.setattr(text_executor, "_WAITING_OF_TENANT", 0)
     async with serving(model=FakeModel(max_context=20_000)) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            [_ async for _ in served.stub.Generate(pb.GenerateRequest(text="x" * 10_000))]
+            [_ async for _ in served.stub.GenerateStream(pb.GenerateRequest(text="x" * 10_000))]
         short = pb.GenerateRequest(text="x", stop=pb.StopOptions(max_tokens=2))
-        assert [response async for response in served.stub.Generate(short)]
+        assert [response async for response in served.stub.GenerateStream(short)]
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     status, retry = rpc_status.from_call(caught.value), error_details_pb2.RetryInfo()
     assert any(detail.Unpack(retry) for detail in status.details)

@@ -34,7 +34,7 @@ async def answered(served: Served, tenant: str, authorization: str | None = None
         text="x", tenant=tenant, stop=generation_pb2.StopOptions(max_tokens=TOKENS)
     )
     metadata = grpc.aio.Metadata(*([("authorization", authorization)] if authorization else []))
-    assert (await answer(served.stub.Generate(request, metadata=metadata))).finished
+    assert (await answer(served.stub.GenerateStream(request, metadata=metadata))).finished
 
 
 async def status_of(served: Served, authorization: str | None = None) -> pb.ServerStatus:
@@ -65,7 +65,7 @@ async def test_an_operator_sees_everything() -> None:
         seen = await status_of(served)
     assert (seen.model, seen.dtype, seen.runner, seen.state) == ("fake", "float32", "torch", pb.SERVING_STATE_SERVING)
     assert seen.server_version
-    assert abs(seen.time.ToNanoseconds() / 1e9 - time.time()) < 60
+    assert abs(seen.report_time.ToNanoseconds() / 1e9 - time.time()) < 60
     assert 0 < seen.uptime.ToNanoseconds() / 1e9 < 60
     load = seen.load
     assert (load.max_running, load.max_waiting, load.running, load.waiting) == (4, 5, 0, 0)
@@ -119,7 +119,9 @@ async def test_running_and_waiting_are_shown_while_they_last() -> None:
     engine.tokens_per_step, engine.step_seconds = 1, 0.01
     async with serving(engine, max_running=1) as served:
         stop = generation_pb2.StopOptions(max_tokens=2000)
-        calls = [served.stub.Generate(generation_pb2.GenerateRequest(text="x", tenant=OWN, stop=stop)) for _ in "ab"]
+        calls = [
+            served.stub.GenerateStream(generation_pb2.GenerateRequest(text="x", tenant=OWN, stop=stop)) for _ in "ab"
+        ]
         stream = watch(served)
         while (seen := (await stream.read()).status.load).running + seen.waiting < 2:
             pass
@@ -171,7 +173,7 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
     engine.step_seconds = 0.05
     async with serving(engine, drain_grace=20.0) as served:
         stop = generation_pb2.StopOptions(max_tokens=60)
-        call = served.stub.Generate(generation_pb2.GenerateRequest(text="x", stop=stop))
+        call = served.stub.GenerateStream(generation_pb2.GenerateRequest(text="x", stop=stop))
         await call.read()
         stream = watch(served)
         assert (await stream.read()).status.state == pb.SERVING_STATE_SERVING
@@ -186,7 +188,7 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
 
 async def test_a_restart_of_the_engine_is_shown(served: Served) -> None:
     served.engine.step_error = RuntimeError("broken")
-    await answer(served.stub.Generate(generation_pb2.GenerateRequest(text="x", tenant=OWN)))
+    await answer(served.stub.GenerateStream(generation_pb2.GenerateRequest(text="x", tenant=OWN)))
     await until(lambda: not served.server.serving)
     assert (await status_of(served)).state == pb.SERVING_STATE_RESTARTING
     served.engine.step_error = None

@@ -32,11 +32,11 @@ def sizes(result: Answer) -> list[int]:
 @pytest.mark.parametrize("multiple", [1, 2, 3, 64, 127, 256, 1024, 16_400, 65_536])
 def test_padding_reaches_every_multiple(multiple: int) -> None:
     for length in itertools.chain(range(300), range(16_000, 16_800, 7)):
-        message = pb.GenerateResponse(delta=pb.Delta(text="x" * length))
+        message = pb.GenerateStreamResponse(delta=pb.Delta(parts=[pb.Part(text="x" * length)]))
         pad(message, multiple)
         assert len(message.SerializeToString()) % multiple == 0
-        assert message.delta.text == "x" * length
-        assert message.ByteSize() < length + 10 + 2 * multiple + 1
+        assert message.delta.parts[0].text == "x" * length
+        assert message.ByteSize() < length + 20 + 2 * multiple + 1
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ async def observed(text: str, tokens_per_step: int, step_seconds: float, **setti
     engine = FakeEngine()
     engine.text, engine.tokens_per_step, engine.step_seconds = text, tokens_per_step, step_seconds
     async with serving(engine, **settings) as served:
-        result = await answer(served.stub.Generate(ask(max_tokens=40, drafting=NO_DRAFTS)))
+        result = await answer(served.stub.GenerateStream(ask(max_tokens=40, drafting=NO_DRAFTS)))
         assert result.text == 40 * text
         assert len(result.token_ids) == 40
         assert result.finished.usage.completion_tokens == 40
@@ -79,8 +79,8 @@ async def test_sizes_reveal_neither_the_text_nor_the_accepted_tokens() -> None:
 async def test_deltas_come_at_multiples_of_the_cadence_only() -> None:
     async with serving(delta_cadence=0.1) as served:
         served.engine.step_seconds = 0.01
-        call, times = served.stub.Generate(ask(max_tokens=100, drafting=NO_DRAFTS)), []
-        while isinstance(event := await call.read(), pb.GenerateResponse):
+        call, times = served.stub.GenerateStream(ask(max_tokens=100, drafting=NO_DRAFTS)), []
+        while isinstance(event := await call.read(), pb.GenerateStreamResponse):
             if event.WhichOneof("event") != "finished":
                 times.append(time.perf_counter())
         offsets = [(later - times[0]) / 0.1 for later in times[1:]]
@@ -92,7 +92,7 @@ async def test_deltas_come_at_multiples_of_the_cadence_only() -> None:
 async def test_a_queued_request_sends_empty_deltas() -> None:
     async with serving(**SHAPED) as served:
         served.engine.gate.clear()
-        call = served.stub.Generate(ask(max_tokens=6))
+        call = served.stub.GenerateStream(ask(max_tokens=6))
         events: list[Any] = [await call.read() for _ in range(4)]
         assert [event.WhichOneof("event") for event in events] == ["started", "delta", "delta", "delta"]
         assert [list(event.delta.token_ids) for event in events] == [[]] * 4
@@ -104,7 +104,7 @@ async def test_a_queued_request_sends_empty_deltas() -> None:
 async def test_tokens_beyond_a_message_wait_for_the_next_one() -> None:
     async with serving(delta_cadence=CADENCE, delta_padding=256) as served:
         served.engine.tokens_per_step, served.engine.text = 100, "some text "
-        result = await answer(served.stub.Generate(ask(max_tokens=100)))
+        result = await answer(served.stub.GenerateStream(ask(max_tokens=100)))
         assert result.text == 100 * "some text "
         assert [size for event, size in zip(result.events, sizes(result), strict=True) if event.HasField("delta")] == [
             256
@@ -115,15 +115,15 @@ async def test_tokens_beyond_a_message_wait_for_the_next_one() -> None:
 async def test_a_token_that_is_larger_than_a_message() -> None:
     async with serving(delta_cadence=CADENCE, delta_padding=64) as served:
         served.engine.text = "x" * 100
-        result = await answer(served.stub.Generate(ask(max_tokens=3)))
+        result = await answer(served.stub.GenerateStream(ask(max_tokens=3)))
         assert result.text == 300 * "x"
-        assert {size for event, size in zip(result.events, sizes(result), strict=True) if event.delta.text} == {128}
+        assert {size for event, size in zip(result.events, sizes(result), strict=True) if event.delta.parts} == {64}
 
 
 async def test_details_of_each_token() -> None:
     async with serving(**SHAPED) as served:
         request = ask(max_tokens=60, output=pb.OutputOptions(token_details=True))
-        result = await answer(served.stub.Generate(request))
+        result = await answer(served.stub.GenerateStream(request))
         details = [detail for event in result.events for detail in event.delta.details]
         assert "".join(detail.text for detail in details) == result.text
         assert [detail.drafted for detail in details] == [True, False] * 30
@@ -133,14 +133,14 @@ async def test_details_of_each_token() -> None:
 async def test_samples_have_a_delta_each_until_the_last_has_ended() -> None:
     async with serving(**SHAPED) as served:
         request = ask(max_tokens=30, sampling=pb.SamplingOptions(n=3, temperature=1.0, seed=1))
-        result = await answer(served.stub.Generate(request))
+        result = await answer(served.stub.GenerateStream(request))
         deltas = [event.delta for event in result.events if event.HasField("delta")]
         assert len(deltas) % (3 * SHAPED["delta_rounding"]) == 0
         assert [delta.sample for delta in deltas] == [0, 1, 2] * (len(deltas) // 3)
         for sample in range(3):
             tokens = [token for delta in deltas if delta.sample == sample for token in delta.token_ids]
             assert tokens == [97 + i % 26 for i in range(30)]
-        assert not any(delta.HasField("finished") for delta in deltas)  # when a sample ends is told at the end
+        assert not any(delta.HasField("result") for delta in deltas)  # when a sample ends is told at the end
         assert len(result.finished.samples) == 3
 
 
@@ -178,7 +178,7 @@ async def test_messages_are_not_compressed_for_a_client_that_could_read_it() -> 
         proxy = await asyncio.start_server(connected, "127.0.0.1", 0)
         port = proxy.sockets[0].getsockname()[1]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
-            result = await answer(pb_grpc.GenerationServiceStub(channel).Generate(ask(max_tokens=400)))
+            result = await answer(pb_grpc.GenerationServiceStub(channel).GenerateStream(ask(max_tokens=400)))
         proxy.close()
         assert result.finished
         assert received >= sum(sizes(result)) == 8192 * len(result.events)
@@ -186,7 +186,7 @@ async def test_messages_are_not_compressed_for_a_client_that_could_read_it() -> 
 
 async def test_an_error_ends_the_answer_at_once() -> None:
     async with serving(delta_cadence=5.0, delta_padding=PADDING) as served:
-        call = served.stub.Generate(ask())
+        call = served.stub.GenerateStream(ask())
         await call.read()
         await until(lambda: served.engine.running == 1)
         began = time.perf_counter()
@@ -198,14 +198,14 @@ async def test_an_error_ends_the_answer_at_once() -> None:
 @pytest.mark.parametrize("own_deadline", [0.2, None])
 async def test_deadlines_hold_also_after_the_last_token(own_deadline: float | None) -> None:
     async with serving(delta_cadence=0.05, delta_rounding=10_000, default_timeout=0.3) as served:
-        result = await answer(served.stub.Generate(ask(max_tokens=6), timeout=own_deadline))
+        result = await answer(served.stub.GenerateStream(ask(max_tokens=6), timeout=own_deadline))
         assert result.text == "abcdef"
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_shutdown_ends_an_answer_that_only_waits_for_its_end() -> None:
     async with serving(delta_cadence=0.05, delta_rounding=10_000) as served:
-        call = asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=6))))
+        call = asyncio.create_task(answer(served.stub.GenerateStream(ask(max_tokens=6))))
         await until(lambda: served.engine.steps >= 3 and not served.engine.has_work)
         await served.server.stop(grace=0.1)
         assert reason((await call).status) == "SHUTTING_DOWN"
@@ -214,7 +214,7 @@ async def test_shutdown_ends_an_answer_that_only_waits_for_its_end() -> None:
 async def test_a_cadence_longer_than_the_pause_of_slow_readers_pauses_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(delta_cadence=0.6) as served:
         served.engine.step_seconds = 0.05
-        result = await answer(served.stub.Generate(ask(max_tokens=40, drafting=NO_DRAFTS)))
+        result = await answer(served.stub.GenerateStream(ask(max_tokens=40, drafting=NO_DRAFTS)))
         assert result.text == "".join(chr(97 + i % 26) for i in range(40))
         assert len(result.events) <= 8
         assert "pauses" not in caplog.text
@@ -224,7 +224,7 @@ async def test_a_cadence_longer_than_the_pause_of_slow_readers_pauses_nobody(cap
 async def test_draft_trees_are_refused(shaped: dict[str, Any]) -> None:
     async with serving(**shaped) as served:
         request = pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True))
-        result = await answer(served.stub.Generate(request))
+        result = await answer(served.stub.GenerateStream(request))
         assert result.error is not None
         assert result.error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "output.draft_trees: is not served where deltas are padded" in str(result.error.details())

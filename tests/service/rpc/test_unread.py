@@ -145,7 +145,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Served]:
 @pytest.mark.parametrize(
     "path",
     [
-        "/draftwood.v1.GenerationService/Generate",
+        "/draftwood.v1.GenerationService/GenerateStream",
         "/draftwood.v1.GenerationService/Tokenize",
         "/draftwood.v1.MemoryService/ImportMemory",
         "/draftwood.admin.v1.TenantService/CreateTenant",
@@ -253,7 +253,7 @@ async def test_a_refused_message_is_forgotten(served: Served, field: str) -> Non
     gc.disable()
     try:
         before = Counter(holders_of_large_texts())
-        ended = await answer(pb_grpc.GenerationServiceStub(served.channel).Generate(request))
+        ended = await answer(pb_grpc.GenerationServiceStub(served.channel).GenerateStream(request))
         assert ended.status.code() is CODE.INVALID_ARGUMENT
         del request
         await until(lambda: not Counter(holders_of_large_texts()) - before)
@@ -327,7 +327,7 @@ def guarded_process(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("path", "most"), [("/draftwood.v1.GenerationService/Generate", 80), (CHECK, 80)])
+@pytest.mark.parametrize(("path", "most"), [("/draftwood.v1.GenerationService/GenerateStream", 80), (CHECK, 80)])
 async def test_a_thousand_messages_without_an_end_hold_little(tmp_path: Path, path: str, most: float) -> None:
     with guarded_process(tmp_path) as (pid, port):
         before = resident_mib(pid)

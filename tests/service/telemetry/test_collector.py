@@ -33,9 +33,11 @@ def collector() -> Iterator[Collector]:
 
 async def test_a_request_is_a_tree_of_spans_in_the_callers_trace(collector: Collector) -> None:
     async with serving(otlp_endpoint=collector.endpoint, trace_share=0.0) as served:
-        await answer(served.stub.Generate(ask("secret words", 20, request_id="mine", tenant="acme"), metadata=SAMPLED))
+        await answer(
+            served.stub.GenerateStream(ask("secret words", 20, request_id="mine", tenant="acme"), metadata=SAMPLED)
+        )
     assert all(span.trace_id.hex() == TRACE for span in collector.spans)
-    call = collector.span("draftwood.v1.GenerationService/Generate")
+    call = collector.span("draftwood.v1.GenerationService/GenerateStream")
     assert call.parent_span_id.hex() == PARENT
     assert attributes(call)[names.RPC_STATUS] == "OK"
     request = collector.span("text_completion fake")
@@ -61,16 +63,16 @@ async def test_the_client_sends_the_present_trace(collector: Collector) -> None:
         with tracer.start_as_current_span("question") as span:
             async with AsyncClient(served.server.address) as client:
                 await client.generate("hello", max_tokens=4)
-    call = collector.span("draftwood.v1.GenerationService/Generate")
+    call = collector.span("draftwood.v1.GenerationService/GenerateStream")
     assert int(call.parent_span_id.hex(), 16) == span.get_span_context().span_id
 
 
 async def test_errors_and_cancellations_are_marked(collector: Collector) -> None:
     async with serving(otlp_endpoint=collector.endpoint, trace_share=1.0) as served:
         served.engine.step_error = RuntimeError("broken")
-        await answer(served.stub.Generate(ask("hello", 20)))
+        await answer(served.stub.GenerateStream(ask("hello", 20)))
     call, request = (
-        collector.span(name) for name in ("draftwood.v1.GenerationService/Generate", "text_completion fake")
+        collector.span(name) for name in ("draftwood.v1.GenerationService/GenerateStream", "text_completion fake")
     )
     assert attributes(call)[names.ERROR_TYPE] == "UNAVAILABLE"
     assert attributes(request)[names.ERROR_TYPE] == "engine_stopped"
@@ -81,13 +83,13 @@ async def test_the_share_decides_where_the_caller_has_not(collector: Collector) 
     unsampled = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
     for share, metadata in ((0.0, ()), (1.0, unsampled)):
         async with serving(otlp_endpoint=collector.endpoint, trace_share=share) as served:
-            await answer(served.stub.Generate(ask("hello", 4), metadata=metadata))
+            await answer(served.stub.GenerateStream(ask("hello", 4), metadata=metadata))
     assert collector.spans == []
 
 
 async def test_metrics_and_log_lines_arrive(collector: Collector, logged: io.StringIO) -> None:
     async with serving(otlp_endpoint=collector.endpoint, log_level="info") as served:
-        await answer(served.stub.Generate(ask("hello", 4, request_id="mine"), metadata=SAMPLED))
+        await answer(served.stub.GenerateStream(ask("hello", 4, request_id="mine"), metadata=SAMPLED))
     assert {names.REQUEST_DURATION.name, "draftwood.requests.running", "draftwood.store.up"} <= collector.metrics
     [line] = [log for log in collector.logs if log.body.string_value == "request"]
     assert line.trace_id.hex() == TRACE
@@ -99,7 +101,7 @@ async def test_a_signal_can_be_left_out(collector: Collector, monkeypatch: pytes
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     monkeypatch.setenv("OTEL_LOGS_EXPORTER", "none")
     async with serving(otlp_endpoint=collector.endpoint, trace_share=1.0) as served:
-        await answer(served.stub.Generate(ask("hello", 4)))
+        await answer(served.stub.GenerateStream(ask("hello", 4)))
     assert collector.metrics
     assert not collector.spans
     assert not collector.logs
@@ -110,7 +112,7 @@ async def test_a_collector_that_is_away_costs_nothing(logged: io.StringIO, monke
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
     async with serving(otlp_endpoint="http://127.0.0.1:9", trace_share=1.0) as served:
         for _ in range(20):
-            assert (await answer(served.stub.Generate(ask("hello", 4)))).error is None
+            assert (await answer(served.stub.GenerateStream(ask("hello", 4)))).error is None
         await asyncio.to_thread(until_logged, logged, "telemetry is not delivered")
         began = time.perf_counter()
     assert time.perf_counter() - began < 5.0
@@ -153,7 +155,7 @@ async def test_http_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = await asyncio.start_server(take, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{collector.sockets[0].getsockname()[1]}"
     async with serving(otlp_endpoint=endpoint, trace_share=1.0) as served:
-        await answer(served.stub.Generate(ask("hello", 4)))
+        await answer(served.stub.GenerateStream(ask("hello", 4)))
     await until(lambda: {*paths} >= {"/v1/traces", "/v1/metrics", "/v1/logs"})
     collector.close()
     await collector.wait_closed()

@@ -62,7 +62,7 @@ def value(families: dict[str, Family], name: str, **labels: str) -> float:
 
 async def test_every_metric_is_exposed_and_no_other() -> None:
     async with serving(metrics_port=0, metrics_tenants=("acme",), audit_share=1.0) as served:
-        await answer(served.stub.Generate(ask("hello", 40, tenant="acme")))
+        await answer(served.stub.GenerateStream(ask("hello", 40, tenant="acme")))
         await until(lambda: served.server.audits.counts != {})
         # Sources are counted when a request has ended.
         await until(lambda: any(work.by_source for work in served.server.bridge.reports.latest.work.values()))
@@ -79,7 +79,7 @@ async def test_every_metric_is_exposed_and_no_other() -> None:
 async def test_the_load_has_vllms_names_too_if_asked_for() -> None:
     """With the same values, and the model as vLLM's metrics have it."""
     async with serving(metrics_port=0, metrics_vllm_names=True) as served:
-        calls = [asyncio.ensure_future(answer(served.stub.Generate(ask("hello", 4000)))) for _ in range(3)]
+        calls = [asyncio.ensure_future(answer(served.stub.GenerateStream(ask("hello", 4000)))) for _ in range(3)]
         await until(lambda: served.server.bridge.reports.latest.load.running == 3)
         families = await collected(served)
         await asyncio.gather(*calls)
@@ -98,11 +98,11 @@ async def test_the_load_has_vllms_names_too_if_asked_for() -> None:
 
 async def test_requests_are_measured_by_their_end() -> None:
     async with serving(metrics_port=0, max_draft_nodes=0) as served:
-        await answer(served.stub.Generate(ask("hello", 40)))
-        bad = await answer(served.stub.Generate(pb.GenerateRequest(text="", stop=pb.StopOptions(max_tokens=4))))
+        await answer(served.stub.GenerateStream(ask("hello", 40)))
+        bad = await answer(served.stub.GenerateStream(pb.GenerateRequest(text="", stop=pb.StopOptions(max_tokens=4))))
         assert bad.error is not None
         served.engine.gate.clear()
-        call = served.stub.Generate(ask("hello", 40))
+        call = served.stub.GenerateStream(ask("hello", 40))
         await until(lambda: len(served.engine.added) == 2)
         call.cancel()
         served.engine.gate.set()
@@ -117,7 +117,7 @@ async def test_requests_are_measured_by_their_end() -> None:
     assert value(families, "gen_ai_usage_output_tokens", draftwood_strategy="none") >= 40
     first, each = (f"gen_ai_server_time_{name}_seconds" for name in ("to_first_token", "per_output_token"))
     assert value(families, first) >= value(families, each) == 1
-    method = {"rpc_method": "draftwood.v1.GenerationService/Generate"}
+    method = {"rpc_method": "draftwood.v1.GenerationService/GenerateStream"}
     call_duration = "rpc_server_call_duration_seconds"
     for status in ("OK", "INVALID_ARGUMENT", "CANCELLED"):
         assert value(families, call_duration, rpc_response_status_code=status, **method) == 1
@@ -127,7 +127,7 @@ async def test_requests_are_measured_by_their_end() -> None:
 async def test_tenants_are_shown_only_where_the_list_names_them() -> None:
     async with serving(metrics_port=0, metrics_tenants=("acme", "beta")) as served:
         for tenant in ("acme", "acme", "secret-customer"):
-            await answer(served.stub.Generate(ask("hello", 10, tenant=tenant)))
+            await answer(served.stub.GenerateStream(ask("hello", 10, tenant=tenant)))
         await until(lambda: "secret-customer" in served.server.bridge.reports.latest.tenants)
         families = await collected(served)
     labels = {str(sample.labels) for family in families.values() for sample in family.samples}
@@ -141,7 +141,7 @@ async def test_health_is_a_metric() -> None:
     async with serving(metrics_port=0) as served:
         assert value(await collected(served), "draftwood_serving") == 1
         served.engine.step_error = RuntimeError("broken")
-        await answer(served.stub.Generate(ask("hello", 10)))
+        await answer(served.stub.GenerateStream(ask("hello", 10)))
         await until(lambda: not served.server.serving)
         assert value(await collected(served), "draftwood_serving") == 0
         served.engine.step_error = None

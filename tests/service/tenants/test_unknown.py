@@ -57,7 +57,7 @@ async def ask(served: Served, tenant: str = "acme", times: int = 1) -> list[Answ
     request = generation_pb2.GenerateRequest(text="x", tenant=tenant)
     request.drafting.strategy = "trie"
     request.stop.max_tokens = 30
-    return [await answer(served.stub.Generate(request)) for _ in range(times)]
+    return [await answer(served.stub.GenerateStream(request)) for _ in range(times)]
 
 
 def catalog(served: Served) -> Catalog:

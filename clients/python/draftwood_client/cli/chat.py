@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from draftwood.v1.generation_pb2 import GetModelInfoResponse as ModelInfo
-from draftwood_client.cli.answering import AsJson, Calls, ShowDrafts, Stats, read_tools, write_answer
+from draftwood_client.cli.answering import AsJson, ShowDrafts, Stats, read_tools, require_tools, write_answer
 from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command, or_content, print_error
 from draftwood_client.cli.output import AnswerWriter, decode, print_stats, read_text
 from draftwood_client.client import Client
 from draftwood_client.errors import ArgumentValueError, DraftwoodError
+from draftwood_client.messages import ChatMessage
 from draftwood_client.options import GenerateOptions
-from draftwood_client.request import ChatMessage
 
 HELP = "/reset clears the conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer."
 
@@ -60,9 +60,10 @@ def chat(
     messages = [*opening, ChatMessage("user", asked)]
     functions = None if tools is None else read_tools(or_content("--tools", tools))
     with connection.client() as client:
-        calls = None if functions is None else Calls(client, functions)
+        if functions is not None:
+            require_tools(client)
         write_answer(
-            client.stream_chat, messages, flags, calls=calls, show_drafts=show_drafts, stats=stats, as_json=as_json
+            client.stream_chat, messages, flags, tools=functions, show_drafts=show_drafts, stats=stats, as_json=as_json
         )
 
 
@@ -96,12 +97,14 @@ class Conversation:
         """
         messages = [*self._messages, ChatMessage("user", question)]
         writer = AnswerWriter(self._show_drafts)
-        answer: list[str] = []
-        options: GenerateOptions = {**self._options, "token_details": writer.needs_details}
+        answer, thoughts = list[str](), list[str]()
+        details = {"token_details": True, "raw_text": True} if writer.needs_details else {}
+        options: GenerateOptions = {**self._options, **details}  # type: ignore[typeddict-item]
         try:
             with self._client.stream_chat([*self._opening, *messages], **options) as stream:
                 for delta in stream:
                     answer.append(delta.text)
+                    thoughts.append(delta.reasoning)
                     writer.write(delta)
                 completion = stream.completion()
             writer.new_line()
@@ -112,7 +115,7 @@ class Conversation:
             raise
         finally:
             if text := "".join(answer):
-                self._messages = [*messages, ChatMessage("assistant", text)]
+                self._messages = [*messages, ChatMessage("assistant", text, reasoning="".join(thoughts))]
 
 
 def _hold(conversation: Conversation, model: ModelInfo) -> None:

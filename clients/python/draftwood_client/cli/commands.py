@@ -16,7 +16,7 @@ from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, Ser
 from draftwood_client.cli.output import print_json, read_text
 from draftwood_client.convert import plain
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.request import ChatMessage
+from draftwood_client.messages import ChatMessage
 
 
 @command
@@ -155,7 +155,7 @@ _COUNTS = (
     "{strategy:<16} {arm:<12} {audited:>9,} {tokens:>12,} {differing:>10,} {ties:>7,} {dropped:>9,} {failed:>8,}"
     " {largest_margin:>10.1e}"
 )
-_DIFFERENCE = "{time:<20} {tenant:<16} {request_id:<34} {strategy:<16} {position:>8} {margin:>9.1e}"
+_DIFFERENCE = "{detect_time:<20} {tenant:<16} {request_id:<34} {strategy:<16} {position:>8} {margin:>9.1e}"
 
 
 def _print_report(report: GetAuditReportResponse) -> None:
@@ -174,7 +174,7 @@ def _print_report(report: GetAuditReportResponse) -> None:
     row = "{:<20} {:<16} {:<34} {:<16} {:>8} {:>9} {}"
     typer.echo("\n" + row.format("time (UTC)", "tenant", "request", "strategy", "token", "margin", ""))
     for difference in report.differences[:_SHOWN]:
-        values = plain(difference) | {"time": f"{difference.time.ToDatetime():%Y-%m-%d %H:%M:%S}"}
+        values = plain(difference) | {"detect_time": f"{difference.detect_time.ToDatetime():%Y-%m-%d %H:%M:%S}"}
         typer.echo(f"{_DIFFERENCE.format_map(values)} {'tie' if difference.tie else 'DEFECT'}")
 
 
@@ -182,7 +182,7 @@ def _as_json(report: GetAuditReportResponse) -> dict[str, Any]:
     """All fields; times in ISO 8601, an infinite margin as null, which JSON has no number for."""
     values = plain(report)
     for difference in values["differences"]:
-        difference["time"] = difference["time"].isoformat()
+        difference["detect_time"] = difference["detect_time"].isoformat()
         difference["margin"] = _finite(difference["margin"])
     for counts in values["counts"]:
         counts["largest_margin"] = _finite(counts["largest_margin"])

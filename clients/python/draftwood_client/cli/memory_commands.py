@@ -162,7 +162,7 @@ def orphans(
     for memory in memories:
         tenant, arm = memory["tenant"], memory["arm"]
         name = "(hidden)" if tenant is None else f"{tenant}/{arm}" if arm else tenant
-        sizes = f"{memory['stored_bytes'] / 1024:,.0f}", f"{memory['unserved'] / 3600:,.1f}"
+        sizes = f"{memory['stored_bytes'] / 1024:,.0f}", f"{memory['unserved_duration'] / 3600:,.1f}"
         typer.echo(row.format(name, memory["fingerprint"], f"{memory['tokens']:,}", *sizes))
 
 

@@ -62,8 +62,8 @@ class AuditCounts(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., arm: _Optional[str] = ..., audited: _Optional[int] = ..., tokens: _Optional[int] = ..., differing: _Optional[int] = ..., ties: _Optional[int] = ..., dropped: _Optional[int] = ..., failed: _Optional[int] = ..., margins: _Optional[_Iterable[int]] = ..., largest_margin: _Optional[float] = ...) -> None: ...
 
 class AuditDifference(_message.Message):
-    __slots__ = ("time", "tenant", "request_id", "strategy", "arm", "position", "margin", "tie")
-    TIME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("detect_time", "tenant", "request_id", "strategy", "arm", "position", "margin", "tie")
+    DETECT_TIME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -71,7 +71,7 @@ class AuditDifference(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     TIE_FIELD_NUMBER: _ClassVar[int]
-    time: _timestamp_pb2.Timestamp
+    detect_time: _timestamp_pb2.Timestamp
     tenant: str
     request_id: str
     strategy: str
@@ -79,4 +79,4 @@ class AuditDifference(_message.Message):
     position: int
     margin: float
     tie: bool
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., strategy: _Optional[str] = ..., arm: _Optional[str] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., tie: bool = ...) -> None: ...
+    def __init__(self, detect_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., strategy: _Optional[str] = ..., arm: _Optional[str] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., tie: bool = ...) -> None: ...

@@ -256,53 +256,54 @@ class GetExperimentReportRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ExperimentReport(_message.Message):
-    __slots__ = ("experiment", "time", "servers", "arms", "comparisons", "sample_ratio_mismatch", "violations", "conclusions", "history", "findings", "better_arm")
+    __slots__ = ("experiment", "report_time", "servers", "metrics", "arms", "comparisons", "sample_ratio_mismatch", "violations", "conclusions", "history", "better_arm")
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
-    TIME_FIELD_NUMBER: _ClassVar[int]
+    REPORT_TIME_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     ARMS_FIELD_NUMBER: _ClassVar[int]
     COMPARISONS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_RATIO_MISMATCH_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     CONCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
-    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     BETTER_ARM_FIELD_NUMBER: _ClassVar[int]
     experiment: Experiment
-    time: _timestamp_pb2.Timestamp
+    report_time: _timestamp_pb2.Timestamp
     servers: int
+    metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     arms: _containers.RepeatedCompositeFieldContainer[ArmRow]
     comparisons: _containers.RepeatedCompositeFieldContainer[ArmComparison]
     sample_ratio_mismatch: bool
     violations: _containers.RepeatedCompositeFieldContainer[StoppedArm]
-    conclusions: _containers.RepeatedScalarFieldContainer[str]
+    conclusions: _containers.RepeatedCompositeFieldContainer[Conclusion]
     history: _containers.RepeatedCompositeFieldContainer[ReportPoint]
-    findings: _containers.RepeatedCompositeFieldContainer[Conclusion]
     better_arm: str
-    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., servers: _Optional[int] = ..., arms: _Optional[_Iterable[_Union[ArmRow, _Mapping]]] = ..., comparisons: _Optional[_Iterable[_Union[ArmComparison, _Mapping]]] = ..., sample_ratio_mismatch: bool = ..., violations: _Optional[_Iterable[_Union[StoppedArm, _Mapping]]] = ..., conclusions: _Optional[_Iterable[str]] = ..., history: _Optional[_Iterable[_Union[ReportPoint, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Conclusion, _Mapping]]] = ..., better_arm: _Optional[str] = ...) -> None: ...
+    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., report_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., servers: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., arms: _Optional[_Iterable[_Union[ArmRow, _Mapping]]] = ..., comparisons: _Optional[_Iterable[_Union[ArmComparison, _Mapping]]] = ..., sample_ratio_mismatch: bool = ..., violations: _Optional[_Iterable[_Union[StoppedArm, _Mapping]]] = ..., conclusions: _Optional[_Iterable[_Union[Conclusion, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[ReportPoint, _Mapping]]] = ..., better_arm: _Optional[str] = ...) -> None: ...
+
+class Metric(_message.Message):
+    __slots__ = ("key", "title")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    title: str
+    def __init__(self, key: _Optional[str] = ..., title: _Optional[str] = ...) -> None: ...
 
 class Conclusion(_message.Message):
-    __slots__ = ("kind", "arm", "metric_key", "text")
+    __slots__ = ("kind", "arm", "metric", "text")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
-    METRIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     kind: ConclusionKind
     arm: str
-    metric_key: str
+    metric: str
     text: str
-    def __init__(self, kind: _Optional[_Union[ConclusionKind, str]] = ..., arm: _Optional[str] = ..., metric_key: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[ConclusionKind, str]] = ..., arm: _Optional[str] = ..., metric: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ArmRow(_message.Message):
-    __slots__ = ("arm", "units", "requests", "errors", "metrics", "audited", "differing", "values")
+    __slots__ = ("arm", "units", "requests", "errors", "metrics", "audited", "differing")
     class MetricsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -316,7 +317,6 @@ class ArmRow(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
     arm: str
     units: int
     requests: int
@@ -324,31 +324,28 @@ class ArmRow(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     audited: int
     differing: int
-    values: _containers.ScalarMap[str, float]
-    def __init__(self, arm: _Optional[str] = ..., units: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., audited: _Optional[int] = ..., differing: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, arm: _Optional[str] = ..., units: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., audited: _Optional[int] = ..., differing: _Optional[int] = ...) -> None: ...
 
 class ArmComparison(_message.Message):
-    __slots__ = ("arm", "metric", "change", "low", "high", "verdict", "metric_key")
+    __slots__ = ("arm", "metric", "change", "low", "high", "verdict")
     ARM_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
-    METRIC_KEY_FIELD_NUMBER: _ClassVar[int]
     arm: str
     metric: str
     change: float
     low: float
     high: float
     verdict: Verdict
-    metric_key: str
-    def __init__(self, arm: _Optional[str] = ..., metric: _Optional[str] = ..., change: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., metric_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, arm: _Optional[str] = ..., metric: _Optional[str] = ..., change: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., verdict: _Optional[_Union[Verdict, str]] = ...) -> None: ...
 
 class ReportPoint(_message.Message):
-    __slots__ = ("time", "comparisons")
-    TIME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("look_time", "comparisons")
+    LOOK_TIME_FIELD_NUMBER: _ClassVar[int]
     COMPARISONS_FIELD_NUMBER: _ClassVar[int]
-    time: _timestamp_pb2.Timestamp
+    look_time: _timestamp_pb2.Timestamp
     comparisons: _containers.RepeatedCompositeFieldContainer[ArmComparison]
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., comparisons: _Optional[_Iterable[_Union[ArmComparison, _Mapping]]] = ...) -> None: ...
+    def __init__(self, look_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., comparisons: _Optional[_Iterable[_Union[ArmComparison, _Mapping]]] = ...) -> None: ...

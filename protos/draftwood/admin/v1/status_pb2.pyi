@@ -47,8 +47,8 @@ class WatchStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[ServerStatus, _Mapping]] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
-    __slots__ = ("time", "uptime", "server_version", "model", "dtype", "runner", "state", "tenants", "load")
-    TIME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("report_time", "uptime", "server_version", "model", "dtype", "runner", "state", "tenants", "load")
+    REPORT_TIME_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -57,7 +57,7 @@ class ServerStatus(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    time: _timestamp_pb2.Timestamp
+    report_time: _timestamp_pb2.Timestamp
     uptime: _duration_pb2.Duration
     server_version: str
     model: str
@@ -66,7 +66,7 @@ class ServerStatus(_message.Message):
     state: ServingState
     tenants: _containers.RepeatedCompositeFieldContainer[TenantStatus]
     load: LoadStatus
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_version: _Optional[str] = ..., model: _Optional[str] = ..., dtype: _Optional[str] = ..., runner: _Optional[str] = ..., state: _Optional[_Union[ServingState, str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., load: _Optional[_Union[LoadStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, report_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_version: _Optional[str] = ..., model: _Optional[str] = ..., dtype: _Optional[str] = ..., runner: _Optional[str] = ..., state: _Optional[_Union[ServingState, str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., load: _Optional[_Union[LoadStatus, _Mapping]] = ...) -> None: ...
 
 class TenantStatus(_message.Message):
     __slots__ = ("tenant", "running", "waiting", "tokens", "decode_steps", "draft_tokens", "accepted_tokens")
@@ -135,7 +135,7 @@ class LoadStatus(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages: _Optional[int] = ..., steps: _Optional[int] = ..., busy: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., decode_steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., engine_restarts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., drafting: _Optional[_Iterable[_Union[DraftingStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., audits: _Optional[_Union[AuditStatus, _Mapping]] = ..., own_text_failed: bool = ...) -> None: ...
 
 class DraftingStatus(_message.Message):
-    __slots__ = ("strategy", "arm", "requests", "tokens", "decode_steps", "draft_tokens", "accepted_tokens", "draft_time", "disabled")
+    __slots__ = ("strategy", "arm", "requests", "tokens", "decode_steps", "draft_tokens", "accepted_tokens", "draft_duration", "disabled")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -143,7 +143,7 @@ class DraftingStatus(_message.Message):
     DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TIME_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DURATION_FIELD_NUMBER: _ClassVar[int]
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     arm: str
@@ -152,9 +152,9 @@ class DraftingStatus(_message.Message):
     decode_steps: int
     draft_tokens: int
     accepted_tokens: int
-    draft_time: _duration_pb2.Duration
+    draft_duration: _duration_pb2.Duration
     disabled: int
-    def __init__(self, strategy: _Optional[str] = ..., arm: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., decode_steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., draft_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disabled: _Optional[int] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[str] = ..., arm: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., decode_steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., draft_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disabled: _Optional[int] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
     __slots__ = ("source", "draft_tokens", "accepted_tokens")

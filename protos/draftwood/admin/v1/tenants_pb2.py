@@ -32,7 +32,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n draftwood/admin/v1/tenants.proto\x12\x12\x64raftwood.admin.v1\x1a\x1d\x64raftwood/v1/generation.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfd\x04\n\x06Tenant\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x35\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x38\n\x06origin\x18\x06 \x01(\x0e\x32\".draftwood.admin.v1.ResourceOriginB\x04\xe2\x41\x01\x03\x12\x31\n\x08\x64rafting\x18\x07 \x01(\x0b\x32\x1f.draftwood.admin.v1.DraftConfig\x12!\n\x14\x61llow_draft_override\x18\x08 \x01(\x08H\x00\x88\x01\x01\x12\x34\n\x08learning\x18\t \x01(\x0b\x32\".draftwood.admin.v1.LearningConfig\x12/\n\x06quotas\x18\n \x01(\x0b\x32\x1f.draftwood.admin.v1.QuotaConfig\x12\x13\n\x06weight\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12/\n\x08sampling\x18\x0c \x01(\x0b\x32\x1d.draftwood.v1.SamplingOptions\x12\x33\n\tstreaming\x18\r \x01(\x0b\x32 .draftwood.admin.v1.StreamConfig:8\xea\x41\x35\n\x10\x64raftwood/Tenant\x12\x10tenants/{tenant}*\x07tenants2\x06tenantB\x17\n\x15_allow_draft_overrideB\t\n\x07_weight\"o\n\x0b\x44raftConfig\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x16\n\tmax_nodes\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_max_nodes\"\xe9\x01\n\x0eLearningConfig\x12\x30\n\x05scope\x18\x01 \x01(\x0e\x32!.draftwood.admin.v1.LearningScope\x12+\n\x08idle_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nmax_tokens\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12*\n\x07max_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_max_tokensB\x0c\n\n_max_bytes\"\xa7\x01\n\x0bQuotaConfig\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0b\x63oncurrency\x18\x03 \x01(\x05H\x02\x88\x01\x01\x42\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x0e\n\x0c_concurrency\"\x8c\x01\n\x0cStreamConfig\x12*\n\x07\x63\x61\x64\x65nce\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\rpadding_bytes\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08rounding\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x10\n\x0e_padding_bytesB\x0b\n\t_rounding\";\n\x10GetTenantRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10\x64raftwood/Tenant\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x13ListTenantsResponse\x12+\n\x07tenants\x18\x01 \x03(\x0b\x32\x1a.draftwood.admin.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x13\x43reateTenantRequest\x12\x17\n\ttenant_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x06tenant\x18\x02 \x01(\x0b\x32\x1a.draftwood.admin.v1.TenantB\x04\xe2\x41\x01\x02\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"\xa6\x01\n\x13UpdateTenantRequest\x12\x30\n\x06tenant\x18\x01 \x01(\x0b\x32\x1a.draftwood.admin.v1.TenantB\x04\xe2\x41\x01\x02\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\"z\n\x13\x44\x65leteTenantRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10\x64raftwood/Tenant\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08*d\n\x0eResourceOrigin\x12\x1f\n\x1bRESOURCE_ORIGIN_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOURCE_ORIGIN_API\x10\x01\x12\x18\n\x14RESOURCE_ORIGIN_FILE\x10\x02*\x8f\x01\n\rLearningScope\x12\x1e\n\x1aLEARNING_SCOPE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEARNING_SCOPE_NOTHING\x10\x01\x12\x1a\n\x16LEARNING_SCOPE_OUTPUTS\x10\x02\x12&\n\"LEARNING_SCOPE_PROMPTS_AND_OUTPUTS\x10\x03\x32\xb9\x03\n\rTenantService\x12M\n\tGetTenant\x12$.draftwood.admin.v1.GetTenantRequest\x1a\x1a.draftwood.admin.v1.Tenant\x12^\n\x0bListTenants\x12&.draftwood.admin.v1.ListTenantsRequest\x1a\'.draftwood.admin.v1.ListTenantsResponse\x12S\n\x0c\x43reateTenant\x12\'.draftwood.admin.v1.CreateTenantRequest\x1a\x1a.draftwood.admin.v1.Tenant\x12S\n\x0cUpdateTenant\x12\'.draftwood.admin.v1.UpdateTenantRequest\x1a\x1a.draftwood.admin.v1.Tenant\x12O\n\x0c\x44\x65leteTenant\x12\'.draftwood.admin.v1.DeleteTenantRequest\x1a\x16.google.protobuf.EmptyBI\n\x12\x64raftwood.admin.v1B\x0cTenantsProtoP\x01Z#draftwood/admin/v1;draftwoodadminv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n draftwood/admin/v1/tenants.proto\x12\x12\x64raftwood.admin.v1\x1a\x1d\x64raftwood/v1/generation.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x05\n\x06Tenant\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x35\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x38\n\x06origin\x18\x06 \x01(\x0e\x32\".draftwood.admin.v1.ResourceOriginB\x04\xe2\x41\x01\x03\x12\x31\n\x08\x64rafting\x18\x07 \x01(\x0b\x32\x1f.draftwood.admin.v1.DraftConfig\x12!\n\x14\x61llow_draft_override\x18\x08 \x01(\x08H\x00\x88\x01\x01\x12\x34\n\x08learning\x18\t \x01(\x0b\x32\".draftwood.admin.v1.LearningConfig\x12/\n\x06quotas\x18\n \x01(\x0b\x32\x1f.draftwood.admin.v1.QuotaConfig\x12\x13\n\x06weight\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12/\n\x08sampling\x18\x0c \x01(\x0b\x32\x1d.draftwood.v1.SamplingOptions\x12\x33\n\tstreaming\x18\r \x01(\x0b\x32 .draftwood.admin.v1.StreamConfig:<\xea\x41\x39\n\x14\x64raftwood.dev/Tenant\x12\x10tenants/{tenant}*\x07tenants2\x06tenantB\x17\n\x15_allow_draft_overrideB\t\n\x07_weight\"o\n\x0b\x44raftConfig\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x16\n\tmax_nodes\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_max_nodes\"\xe9\x01\n\x0eLearningConfig\x12\x30\n\x05scope\x18\x01 \x01(\x0e\x32!.draftwood.admin.v1.LearningScope\x12+\n\x08idle_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nmax_tokens\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12*\n\x07max_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_max_tokensB\x0c\n\n_max_bytes\"\xa7\x01\n\x0bQuotaConfig\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0b\x63oncurrency\x18\x03 \x01(\x05H\x02\x88\x01\x01\x42\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x0e\n\x0c_concurrency\"\x8c\x01\n\x0cStreamConfig\x12*\n\x07\x63\x61\x64\x65nce\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\rpadding_bytes\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08rounding\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x10\n\x0e_padding_bytesB\x0b\n\t_rounding\"?\n\x10GetTenantRequest\x12+\n\x04name\x18\x01 \x01(\tB\x1d\xe2\x41\x01\x02\xfa\x41\x16\n\x14\x64raftwood.dev/Tenant\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x13ListTenantsResponse\x12+\n\x07tenants\x18\x01 \x03(\x0b\x32\x1a.draftwood.admin.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x13\x43reateTenantRequest\x12\x17\n\ttenant_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x06tenant\x18\x02 \x01(\x0b\x32\x1a.draftwood.admin.v1.TenantB\x04\xe2\x41\x01\x02\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"\xa6\x01\n\x13UpdateTenantRequest\x12\x30\n\x06tenant\x18\x01 \x01(\x0b\x32\x1a.draftwood.admin.v1.TenantB\x04\xe2\x41\x01\x02\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\"~\n\x13\x44\x65leteTenantRequest\x12+\n\x04name\x18\x01 \x01(\tB\x1d\xe2\x41\x01\x02\xfa\x41\x16\n\x14\x64raftwood.dev/Tenant\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08*d\n\x0eResourceOrigin\x12\x1f\n\x1bRESOURCE_ORIGIN_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOURCE_ORIGIN_API\x10\x01\x12\x18\n\x14RESOURCE_ORIGIN_FILE\x10\x02*\x8f\x01\n\rLearningScope\x12\x1e\n\x1aLEARNING_SCOPE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEARNING_SCOPE_NOTHING\x10\x01\x12\x1a\n\x16LEARNING_SCOPE_OUTPUTS\x10\x02\x12&\n\"LEARNING_SCOPE_PROMPTS_AND_OUTPUTS\x10\x03\x32\xb9\x03\n\rTenantService\x12M\n\tGetTenant\x12$.draftwood.admin.v1.GetTenantRequest\x1a\x1a.draftwood.admin.v1.Tenant\x12^\n\x0bListTenants\x12&.draftwood.admin.v1.ListTenantsRequest\x1a\'.draftwood.admin.v1.ListTenantsResponse\x12S\n\x0c\x43reateTenant\x12\'.draftwood.admin.v1.CreateTenantRequest\x1a\x1a.draftwood.admin.v1.Tenant\x12S\n\x0cUpdateTenant\x12\'.draftwood.admin.v1.UpdateTenantRequest\x1a\x1a.draftwood.admin.v1.Tenant\x12O\n\x0c\x44\x65leteTenant\x12\'.draftwood.admin.v1.DeleteTenantRequest\x1a\x16.google.protobuf.EmptyBI\n\x12\x64raftwood.admin.v1B\x0cTenantsProtoP\x01Z#draftwood/admin/v1;draftwoodadminv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,9 +49,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANT'].fields_by_name['origin']._loaded_options = None
   _globals['_TENANT'].fields_by_name['origin']._serialized_options = b'\342A\001\003'
   _globals['_TENANT']._loaded_options = None
-  _globals['_TENANT']._serialized_options = b'\352A5\n\020draftwood/Tenant\022\020tenants/{tenant}*\007tenants2\006tenant'
+  _globals['_TENANT']._serialized_options = b'\352A9\n\024draftwood.dev/Tenant\022\020tenants/{tenant}*\007tenants2\006tenant'
   _globals['_GETTENANTREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_GETTENANTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\022\n\020draftwood/Tenant'
+  _globals['_GETTENANTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\026\n\024draftwood.dev/Tenant'
   _globals['_CREATETENANTREQUEST'].fields_by_name['tenant_id']._loaded_options = None
   _globals['_CREATETENANTREQUEST'].fields_by_name['tenant_id']._serialized_options = b'\342A\001\002'
   _globals['_CREATETENANTREQUEST'].fields_by_name['tenant']._loaded_options = None
@@ -59,33 +59,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATETENANTREQUEST'].fields_by_name['tenant']._loaded_options = None
   _globals['_UPDATETENANTREQUEST'].fields_by_name['tenant']._serialized_options = b'\342A\001\002'
   _globals['_DELETETENANTREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_DELETETENANTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\022\n\020draftwood/Tenant'
-  _globals['_RESOURCEORIGIN']._serialized_start=2236
-  _globals['_RESOURCEORIGIN']._serialized_end=2336
-  _globals['_LEARNINGSCOPE']._serialized_start=2339
-  _globals['_LEARNINGSCOPE']._serialized_end=2482
+  _globals['_DELETETENANTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\026\n\024draftwood.dev/Tenant'
+  _globals['_RESOURCEORIGIN']._serialized_start=2248
+  _globals['_RESOURCEORIGIN']._serialized_end=2348
+  _globals['_LEARNINGSCOPE']._serialized_start=2351
+  _globals['_LEARNINGSCOPE']._serialized_end=2494
   _globals['_TENANT']._serialized_start=306
-  _globals['_TENANT']._serialized_end=943
-  _globals['_DRAFTCONFIG']._serialized_start=945
-  _globals['_DRAFTCONFIG']._serialized_end=1056
-  _globals['_LEARNINGCONFIG']._serialized_start=1059
-  _globals['_LEARNINGCONFIG']._serialized_end=1292
-  _globals['_QUOTACONFIG']._serialized_start=1295
-  _globals['_QUOTACONFIG']._serialized_end=1462
-  _globals['_STREAMCONFIG']._serialized_start=1465
-  _globals['_STREAMCONFIG']._serialized_end=1605
-  _globals['_GETTENANTREQUEST']._serialized_start=1607
-  _globals['_GETTENANTREQUEST']._serialized_end=1666
-  _globals['_LISTTENANTSREQUEST']._serialized_start=1668
-  _globals['_LISTTENANTSREQUEST']._serialized_end=1727
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=1729
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=1820
-  _globals['_CREATETENANTREQUEST']._serialized_start=1822
-  _globals['_CREATETENANTREQUEST']._serialized_end=1941
-  _globals['_UPDATETENANTREQUEST']._serialized_start=1944
-  _globals['_UPDATETENANTREQUEST']._serialized_end=2110
-  _globals['_DELETETENANTREQUEST']._serialized_start=2112
-  _globals['_DELETETENANTREQUEST']._serialized_end=2234
-  _globals['_TENANTSERVICE']._serialized_start=2485
-  _globals['_TENANTSERVICE']._serialized_end=2926
+  _globals['_TENANT']._serialized_end=947
+  _globals['_DRAFTCONFIG']._serialized_start=949
+  _globals['_DRAFTCONFIG']._serialized_end=1060
+  _globals['_LEARNINGCONFIG']._serialized_start=1063
+  _globals['_LEARNINGCONFIG']._serialized_end=1296
+  _globals['_QUOTACONFIG']._serialized_start=1299
+  _globals['_QUOTACONFIG']._serialized_end=1466
+  _globals['_STREAMCONFIG']._serialized_start=1469
+  _globals['_STREAMCONFIG']._serialized_end=1609
+  _globals['_GETTENANTREQUEST']._serialized_start=1611
+  _globals['_GETTENANTREQUEST']._serialized_end=1674
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1676
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1735
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1737
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1828
+  _globals['_CREATETENANTREQUEST']._serialized_start=1830
+  _globals['_CREATETENANTREQUEST']._serialized_end=1949
+  _globals['_UPDATETENANTREQUEST']._serialized_start=1952
+  _globals['_UPDATETENANTREQUEST']._serialized_end=2118
+  _globals['_DELETETENANTREQUEST']._serialized_start=2120
+  _globals['_DELETETENANTREQUEST']._serialized_end=2246
+  _globals['_TENANTSERVICE']._serialized_start=2497
+  _globals['_TENANTSERVICE']._serialized_end=2938
 # @@protoc_insertion_point(module_scope)

@@ -154,8 +154,8 @@ def _parts(report: ExperimentReport) -> Iterator[RenderableType]:
     for arm in report.violations:
         stopped = f", stopped {time_text(arm, 'stop_time')} UTC" if arm.HasField("stop_time") else ""
         yield cell(f"guardrail {arm.guardrail} of {arm.arm}: {arm.reason}{stopped}", "red")
-    for sentence in report.conclusions:
-        yield cell(sentence)
+    for conclusion in report.conclusions:
+        yield cell(conclusion.text)
 
 
 def _heading(report: ExperimentReport) -> str:
@@ -183,35 +183,32 @@ def _arms(report: ExperimentReport) -> Table:
     audited = ("audited", "differing") if any(row.audited for row in report.arms) else ()
     for count in ("units", "requests", "errors", *audited):
         table.add_row(count, *(f"{getattr(row, count):,}" for row in report.arms))
-    for title in _metrics(report):
-        values = [row.metrics.get(title) for row in report.arms]
-        table.add_row(cell(title), *("-" if value is None else metric_text(title, value) for value in values))
+    for metric in report.metrics:
+        values = [row.metrics.get(metric.key) for row in report.arms]
+        if any(value is not None for value in values):
+            shown = ("-" if value is None else metric_text(metric.key, value) for value in values)
+            table.add_row(cell(metric.title), *shown)
     return table
 
 
-def _metrics(report: ExperimentReport) -> list[str]:
-    """The titles in the order of the comparisons, which is that of the server; maps have none."""
-    ordered = dict.fromkeys(row.metric for row in report.comparisons)
-    rest = sorted({title for row in report.arms for title in row.metrics} - ordered.keys())
-    present = {title for row in report.arms for title in row.metrics}
-    return [title for title in (*ordered, *rest) if title in present]
-
-
-def metric_text(title: str, value: float) -> str:
-    """A value with its unit: titles with "time", "ttft" or "tpot" are seconds, all others plain numbers."""
-    if not any(word in title.lower() for word in ("time", "ttft", "tpot")):
+def metric_text(key: str, value: float) -> str:
+    """A value with its unit: keys with "seconds" are times, all others plain numbers."""
+    if "seconds" not in key:
         return f"{value:.3f}"
     return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def _comparisons(report: ExperimentReport) -> Table:
     table = plain_table("arm", "metric", "change", "bounds", "verdict", right=("change", "bounds"))
+    titles = {metric.key: metric.title for metric in report.metrics}
     for row in report.comparisons:
         values = plain(row)
         low, high = (_percent(values[bound], "?") for bound in ("low", "high"))
         bounds = "-" if low == high == "?" else f"{low} to {high}"
         verdict = cell(values["verdict"] or "-", _VERDICT_STYLES.get(values["verdict"], ""))
-        table.add_row(cell(row.arm), cell(row.metric), _percent(values["change"], "-"), bounds, verdict)
+        table.add_row(
+            cell(row.arm), cell(titles.get(row.metric, row.metric)), _percent(values["change"], "-"), bounds, verdict
+        )
     return table
 
 

@@ -104,7 +104,7 @@ STRATEGY = (
     _ACCEPTANCE,
     _DRAFTED,
     _ACCEPTED,
-    Figure("draft_seconds_per_step", _per("draft_time", "decode_steps"), ".2f", "MS/STEP", scale=1000),
+    Figure("draft_seconds_per_step", _per("draft_duration", "decode_steps"), ".2f", "MS/STEP", scale=1000),
     Figure("disabled", _now("disabled"), heading="DISABLED"),
 )
 SOURCE = (_DRAFTED_RATE, _ACCEPTED)

@@ -1,0 +1,267 @@
+"""Reasoning and calls of tools in answers, however they are cut into tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_service.rpc.parts import AnswerReader, JsonObject, ToolCallReader, bytes_of_beginnings, whole_parts
+from draftwood_service.tools import MAX_NESTING, ReasoningFormat, ToolFormat
+from tests.service.fakes import Answer, ByteTokenizer, FakeEngine, FakeModel, answer, serving
+
+DATA = json.loads((Path(__file__).parent / "tool_calls.json").read_text(encoding="utf-8"))
+"""Answers and their pieces; null if all of an answer is text. A call that is cut off has its arguments as text."""
+FORMATS = {name: ToolFormat(**form) for name, form in DATA["forms"].items()}
+MARKED, NAMES = FORMATS["marked"], DATA["names"]
+THINK = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
+
+
+def pieces_of(case: dict[str, Any]) -> list[Any]:
+    if case["expected"] is None:
+        return [case["text"]]
+    return [
+        piece if isinstance(piece, str) else (piece["name"], piece["cut"] if "cut" in piece else piece["arguments"])
+        for piece in case["expected"]
+    ]
+
+
+CASES: list[tuple[str, str, list[Any]]] = [(case["form"], case["text"], pieces_of(case)) for case in DATA["cases"]]
+for value in ("9" * 5000, "[" * 5000 + "]" * 5000):
+    ends = 0 if value[0] == "9" else MAX_NESTING - 1
+    arguments = f'{{"a":{" " if ends else ""}{value[:ends]}'
+    text = f'<tool_call>{{"name": "track", "arguments": {{"a": {value}}}}}</tool_call>'
+    CASES.append(("marked", text, [("track", arguments), text[text.index(arguments) + len(arguments) :]]))
+
+
+def read(form: ToolFormat, text: str, cuts: list[int]) -> list[Any]:
+    """The pieces of text and calls; arguments that are no JSON as they are."""
+    reader, parts = ToolCallReader(form, NAMES), list[pb.Part]()
+    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        parts += reader.push(text[begin:end])
+    merged: list[Any] = []
+    for part in whole_parts([*parts, *reader.close()]):
+        if part.HasField("tool_call"):
+            assert part.tool_call.id
+            merged.append((part.tool_call.name, decoded(part.tool_call.arguments)))
+        else:
+            merged.append(part.text)
+    assert reader.complete == sum(isinstance(piece, tuple) and isinstance(piece[1], dict) for piece in merged)
+    return merged
+
+
+def decoded(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), CASES)
+def test_calls_and_text(form: str, text: str, expected: list[Any]) -> None:
+    assert read(FORMATS[form], text, []) == expected
+
+
+pieces = ["<tool_call>", "</tool_call>", "[", "]", ", ", " ", "\n", "text", '{"name": "track", ', '"arguments": {}}']
+pieces += ['"parameters": {"x": "é\\n\\"}"}}', '{"name": "refund", "arguments": {"deep": {"y": [true]}}}', *'{}"\\']
+texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join) | st.sampled_from([text for _, text, _ in CASES])
+
+
+@given(form=st.sampled_from([*FORMATS]), text=texts, data=st.data())
+@settings(max_examples=300, derandomize=True)
+def test_how_a_text_is_cut_changes_nothing(form: str, text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    whole = read(FORMATS[form], text, [])
+    assert read(FORMATS[form], text, cuts) == whole
+    assert read(FORMATS[form], text, [*range(1, len(text))] if text else []) == whole
+    if not any(isinstance(piece, tuple) for piece in whole):
+        assert "".join(whole) == text
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    value=st.dictionaries(st.text(), values, max_size=3), ascii_only=st.booleans(), indent=st.sampled_from([None, 1])
+)
+@settings(max_examples=200, derandomize=True)
+def test_json_is_read_to_its_end(value: Any, ascii_only: bool, indent: int | None) -> None:
+    text, reader, at = json.dumps(value, ensure_ascii=ascii_only, indent=indent), JsonObject(), 0
+    for end in range(1, len(text) + 1):
+        at += reader.read(text[at:end])
+        assert not reader.broken
+        assert reader.complete == (end == len(text))
+    assert at == len(text)
+
+
+def test_text_is_not_held_back_for_long() -> None:
+    reader = ToolCallReader(MARKED, NAMES)
+    assert said(reader.push("An answer without calls")) == ["An answer without calls"]
+    assert said(reader.push(" and <b")) == [" and <b"]
+    assert reader.push(" <tool") == []
+    assert said(reader.push("box>")) == [" <toolbox>"]
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = ToolCallReader(MARKED, NAMES)
+    assert reader.push('<tool_call>{"name": "track", "argu') == []
+    begun, first = reader.push('ments": {"text": "a')
+    assert (begun.tool_call.index, begun.tool_call.name, begun.tool_call.arguments) == (0, "track", "")
+    assert begun.tool_call.id.startswith("call_")
+    assert first.tool_call == pb.ToolCallDelta(index=0, arguments='{"text": "a')
+    told = {" long": " long", " text\\": " text", 'n", "n": 1': '\\n", "n":', "2}}</tool_call>": " 12}"}
+    for written, expected in told.items():
+        assert [part.tool_call.arguments for part in reader.push(written)] == [expected]
+    assert (reader.close(), reader.complete) == ([], 1)
+
+
+def test_arguments_are_the_text_that_the_model_wrote() -> None:
+    given_text = '{"order": 12345678901234567890, "of": {"arguments": [1.0, "}, {"]}, "name": "caf\\u00e9"}'
+    text = f'<tool_call>{{"arguments": {{}}, "name" : "track", "arguments" : {given_text} }}</tool_call>'
+    [part] = ToolCallReader(MARKED, NAMES).push(text)
+    assert part.tool_call.arguments == given_text
+
+
+@pytest.mark.parametrize("order", ['{{"name": "track", "arguments": {}}}', '{{"arguments": {}, "name": "track"}}'])
+@pytest.mark.parametrize("arguments", ['{"text": "' + "word " * 20_000 + '"}', '{"list": [' + "{}, " * 25_000 + "{}]}"])
+def test_each_character_of_a_long_call_is_looked_at_once(order: str, arguments: str) -> None:
+    """Decoding what is held at each delta takes 10 to 30 seconds of the event loop here."""
+    text = f"<tool_call>{order.format(arguments)}</tool_call>"
+    began = time.process_time()
+    assert read(MARKED, text, [*range(4, len(text), 4)]) == [("track", json.loads(arguments))]
+    assert time.process_time() - began < 3
+
+
+def said(parts: list[pb.Part]) -> list[str]:
+    return [part.text for part in parts]
+
+
+REASONED = [
+    ("<think>\nIt is late.\n</think>\n\nGood night.", False, "It is late.", "Good night."),
+    ("\n<think>a</think>b", False, "a", "b"),
+    ("It is late.\n</think>\n\nGood night.", True, "It is late.", "Good night."),
+    ("<think>\nIt is late.</think>x", True, "It is late.", "x"),
+    ("<think>no end ", False, "no end", ""),
+    ("no end </thin", True, "no end </thin", ""),
+    ("<thin", False, "", "<thin"),
+    ("Text <think>x</think>", False, "", "Text <think>x</think>"),
+    ("  Text", False, "", "  Text"),
+    ("<think></think>Text</think>", False, "", "Text</think>"),
+    ("", True, "", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "opened", "reasoning", "rest"), REASONED)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_reasoning(text: str, opened: bool, reasoning: str, rest: str, size: int) -> None:
+    reader, parts = AnswerReader(THINK, opened), list[pb.Part]()
+    for at in range(0, len(text), size):
+        parts += reader.push(text[at : at + size])
+    parts += reader.close()
+    assert "".join(part.reasoning for part in parts) == reasoning
+    assert "".join(part.text for part in parts) == rest
+    assert reader.reasoning_tokens is not None
+    assert (reader.reasoning_tokens > 0) == bool(text and (opened or text.lstrip().startswith("<think>")))
+
+
+def test_calls_are_read_behind_reasoning_not_within_it() -> None:
+    call = '<tool_call>{"name": "track", "arguments": {}}</tool_call>'
+    reader = AnswerReader(THINK, False, MARKED, NAMES)
+    parts = whole_parts([*reader.push(f"<think>{call}</think>Yes. {call}"), *reader.close()])
+    assert [part.WhichOneof("part") for part in parts] == ["reasoning", "text", "tool_call"]
+    assert (parts[0].reasoning, parts[1].text, reader.calls) == (call, "Yes.", 1)
+
+
+THOUGHT = "<think>Where?</think>\n"
+CALL = '<tool_call>\n{"name": "track", "arguments": {"a": "b c d e f"}}\n</tool_call>'
+
+
+def asked(**output: Any) -> pb.GenerateRequest:
+    question = pb.ChatMessage(
+        role="user",
+        content=[
+            pb.ContentPart(
+                text="Where ",
+            ),
+            pb.ContentPart(text="is it?"),
+        ],
+    )
+    return pb.GenerateRequest(
+        chat=pb.Chat(messages=[question], tools=[pb.Tool(name="track")]),
+        stop=pb.StopOptions(max_tokens=400),
+        drafting=pb.DraftOptions(enabled=False),
+        output=pb.OutputOptions(**output),
+    )
+
+
+def writing(text: str) -> tuple[FakeEngine, FakeModel]:
+    """An engine that writes it, and a model with tools that thinks."""
+    engine, tokenizer = FakeEngine(), ByteTokenizer()
+    engine.script, tokenizer.tool_format, tokenizer.reasoning_format = text, MARKED, THINK
+    return engine, FakeModel(tokenizer=tokenizer)
+
+
+def parts_of(result: Answer) -> list[pb.AnswerPart]:
+    return whole_parts(part for event in result.events for part in event.delta.parts)
+
+
+async def test_a_stream_and_a_whole_answer_have_the_same_parts() -> None:
+    async with serving(*writing(f"{THOUGHT}Sure.\n{CALL}")) as served:
+        streamed = await answer(served.stub.GenerateStream(asked(token_details=True)))
+        whole = await served.stub.Generate(asked(token_details=True))
+        assert served.model.tokenizer.messages[0]["content"] == "Where is it?"
+    [result], [one] = streamed.finished.samples, whole.answers
+    for found in (parts_of(streamed), one.parts):
+        reasoning, text, call = found
+        assert (reasoning.reasoning, text.text) == ("Where?", "Sure.")
+        assert (call.tool_call.name, call.tool_call.arguments) == ("track", '{"a": "b c d e f"}')
+    assert one.result == result
+    assert result.reason == pb.FINISH_REASON_TOOL_CALLS
+    assert result.usage.reasoning_tokens == len("<think>Where?</think>")  # a token is a byte
+    assert whole.usage == streamed.finished.usage
+    assert whole.usage.reasoning_tokens == result.usage.reasoning_tokens
+    details = [detail for event in streamed.events for detail in event.delta.details]
+    assert [*one.details] == details
+    assert "".join(detail.text for detail in details) == f"{THOUGHT}Sure.\n{CALL}"
+    assert [detail.token_id for detail in details] == [*one.token_ids]
+    assert whole.started.prompt_tokens == streamed.events[0].started.prompt_tokens
+
+
+async def test_raw_text_is_what_the_model_wrote() -> None:
+    async with serving(*writing(f"{THOUGHT}{CALL}")) as served:
+        whole = await served.stub.Generate(asked(raw_text=True))
+    [part] = whole.answers[0].parts
+    assert part.text == f"{THOUGHT}{CALL}"
+    assert whole.answers[0].result.reason == pb.FINISH_REASON_STOP
+    assert not whole.usage.HasField("reasoning_tokens")
+
+
+@pytest.mark.parametrize("text", [f"{THOUGHT}Sure.\n{CALL}", THOUGHT * 3 + "And so it is, as it ever was, no call."])
+async def test_parts_do_not_change_the_size_of_deltas_at_a_cadence(text: str) -> None:
+    shaping: dict[str, Any] = {"delta_cadence": 0.02, "delta_padding": 128}
+    async with serving(*writing(text), **shaping) as served:
+        result = await answer(served.stub.GenerateStream(asked()))
+    assert {event.ByteSize() for event in result.events if event.HasField("delta")} == {128}
+    assert "".join(part.text or part.reasoning for part in parts_of(result))
+    assert bytes_of_beginnings(["track"]) < 126 < bytes_of_beginnings(["t" * 80])
+
+
+async def test_deltas_at_a_cadence_hold_the_beginning_of_any_call() -> None:
+    engine, model = writing(CALL.replace("track", "t" * 150))
+    async with serving(engine, model, delta_cadence=0.02, delta_padding=128) as served:
+        request = asked()
+        request.chat.tools[0].name = "t" * 150
+        result = await answer(served.stub.GenerateStream(request))
+    assert {event.ByteSize() for event in result.events if event.HasField("delta")} == {256}
+    [call] = parts_of(result)
+    assert call.tool_call.name == "t" * 150
