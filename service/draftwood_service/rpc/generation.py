@@ -185,9 +185,8 @@ class GenerationServicer:
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
             if shaping.padding and not padded:
-                raise InvalidInputError(
-                    "stream", None, "messages of this service cannot be padded, and deltas are to be"
-                )
+                problem = "is not served where messages are padded, since those of this service cannot be padded"
+                raise InvalidInputError("request", None, problem)
             if request.output.draft_trees:
                 _allow_trees(call.principal, shaping)
             terms = read_terms(request, self._serving, tenant, config, assignment, call.principal.name)
