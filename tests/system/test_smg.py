@@ -33,7 +33,7 @@ from tests.service.rpc.test_vllm_engine import keys_of
 SMG = Path(__file__).parents[2] / ".venv-peers" / "smg" / "bin" / "smg"
 pytestmark = [
     pytest.mark.skipif(not SMG.exists(), reason="smg is not installed: make .venv-peers/smg/.installed"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 MODEL = "tools"
@@ -340,7 +340,7 @@ async def adding(key: str, target: str) -> AsyncIterator[str]:
 
     class Passing(grpc.GenericRpcHandler):
         def service(self, details: Any) -> Any:
-            method = channel.stream_stream(details.method)
+            method: Any = channel.stream_stream(details.method)
 
             async def call(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
                 try:

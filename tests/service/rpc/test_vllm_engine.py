@@ -146,7 +146,7 @@ def test_every_field_has_its_counterpart() -> None:
     )
 
 
-FORMATS = {
+FORMATS: dict[str, tuple[dict[str, Any], native.OutputFormat]] = {
     "json_schema": ({"json_schema": '{"type": "array"}'}, native.OutputFormat(json_schema='{"type": "array"}')),
     "regex": ({"regex": "a+"}, native.OutputFormat(regex="a+")),
     "grammar": ({"grammar": 'start: "a"'}, native.OutputFormat(lark='start: "a"')),
