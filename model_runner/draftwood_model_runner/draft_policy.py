@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -166,10 +166,17 @@ class DraftPolicy:
         for model in self._models:
             model.check(live)
 
-    def observe_models(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+    def reads_features(self, sequences: SequenceOf[Sequence]) -> bool:
+        """Whether a model reads features of a step of these."""
+        return any(model.reads_features(sequences) for model in self._models)
+
+    def observe_models(self, computed: SequenceOf[Computed], features: Any) -> None:
         """Tells the models what the target computed in a step, see `ModelDrafts.observe`. One that fails drafts no more
-        for these sequences."""
+        for these sequences. Those whose drafting ended are read no further."""
+        ended = [of.sequence for of in computed if not _drafter(of.sequence).active]
         for model in self._models:
+            for sequence in ended:
+                model.close(sequence)
             try:
                 model.observe(computed, features)
             except DeviceLostError:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,7 @@ class Engine:
         scheduled = drafts.scheduled
         if batch is None:
             return None
+        batch = replace(batch, reads_features=self._policy.reads_features([work.sequence for work in scheduled]))
         try:
             on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.samplers(scheduled))
         except DeviceLostError:
@@ -325,6 +327,7 @@ class Engine:
         try:
             drafts = self._policy.follow(sequences, [rows[sequence] for sequence in sequences])
             batch = lay_out_following(sequences, drafts.sizes, self._pool)
+            batch = replace(batch, reads_features=self._policy.reads_features(sequences))
             samplers = self._live.samplers(scheduled)
             on_device = self._following.follow(earlier.on_device, drafts.following, batch, samplers)
         except DeviceLostError:

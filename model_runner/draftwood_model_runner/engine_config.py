@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -131,15 +130,7 @@ def check_weights(weights: str, runner: str, exact: bool | None) -> None:
         raise InvalidValueError("weights", weights, f"it must be as-is in exact mode; {weights} needs runner openvino")
 
 
-def no_head_reason(device: str, runner: str, exact: bool | None, tensor_parallel: int) -> str:
-    """Why no draft head can be computed beside a model with these options of `load_model`; "" if one can, by what is
+def no_head_reason(tensor_parallel: int) -> str:
+    """Why no draft head can be computed beside a model with this option of `load_model`; "" if one can, by what is
     known before the model is loaded."""
-    if tensor_parallel > 1:
-        return f"tensor_parallel is {tensor_parallel}, and a draft head needs 1"
-    if device.startswith("cuda"):
-        return f"device is {device}, and a draft head needs cpu"
-    if exact:
-        return "exact is true, and a draft head needs runner openvino, which has no exact mode"
-    if runner not in ("auto", "openvino"):
-        return f"runner is {runner}, and a draft head needs openvino"
-    return "" if find_spec("openvino") is not None else "a draft head needs openvino, which is not installed"
+    return f"tensor_parallel is {tensor_parallel}, and a draft head needs 1" if tensor_parallel > 1 else ""

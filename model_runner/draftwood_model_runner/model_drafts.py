@@ -86,8 +86,8 @@ class ModelDrafts:
     Args:
         runner: of the draft model, with at least the pages of the target's and of their size.
         log_probabilities: see `sampling.most_probable.log_probabilities`.
-        width: nodes of a level that the next one follows, and of which it has children each.
         head: None for a whole model.
+        width: nodes of a level that the next one follows, and of which it has children each.
     """
 
     def __init__(
@@ -122,12 +122,16 @@ class ModelDrafts:
         """A step of the target that only decoded took so long."""
         self._step_seconds.append(seconds)
 
-    def observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+    def reads_features(self, sequences: SequenceOf[Sequence]) -> bool:
+        """Whether it reads features of a step of the target that computes these."""
+        return self._head is not None and any(sequence in self._rows for sequence in sequences)
+
+    def observe(self, computed: SequenceOf[Computed], features: Any) -> None:
         """What the target computed in a step, told before any of the sequences loses its slot.
 
         Args:
             computed: of all sequences that may go on, or whose pages others may find.
-            features: float32[T, f], of the step; None if there are none.
+            features: [T, f], of the step, see `StepInFlight.features`; None if there are none.
         """
         behind = []
         for sequence, position, tokens in computed:
@@ -143,7 +147,7 @@ class ModelDrafts:
         if behind:
             self._read(behind)
 
-    def level_share(self, rows: int) -> float:
+    def level_share(self) -> float:
         if not self._step_seconds or not self._level_seconds:
             return 0.0
         return median(self._level_seconds) / median(self._step_seconds)
@@ -187,9 +191,9 @@ class ModelDrafts:
         return self._readable(sequence, row) - row.computed
 
     def _readable(self, sequence: Sequence, row: _Row) -> int:
-        """Entries that can be computed by now."""
+        """Entries that can be computed by now. Behind a window, a long prompt gets its pages step by step."""
         if self._head is None:
-            return sequence.length
+            return min(sequence.length, sequence.kv.pages.size * self._runner.page_size)
         return min(row.computed + (0 if row.unread is None else row.unread.shape[0]), sequence.length - 1)
 
     def _follow_pages(self, sequence: Sequence, row: _Row) -> None:
@@ -341,7 +345,7 @@ class ModelDrafts:
         features = None
         if self._head is not None:
             assert hidden is not None
-            features = np.concatenate([self._head.embed(tokens), hidden], axis=1)
+            features = hidden if self._head.embed is None else np.concatenate([self._head.embed(tokens), hidden], 1)
         return StepBatch(
             tokens=tokens,
             positions=positions.astype(np.int32),
@@ -356,12 +360,12 @@ class ModelDrafts:
 
     def _pass(self, batch: StepBatch) -> _Logits:
         predictions = self._runner.step(batch, self._width)
-        top, hidden = predictions.top_tokens, predictions.features
-        assert top is not None
+        assert predictions.top_tokens is not None
+        top, hidden = predictions.top_tokens[:, : self._width].copy(), predictions.features  # some runners give more
         chances = self._log_probabilities(predictions.logits, top)
         if self._head is None or hidden is None:
             return _Logits(top, chances, None)
-        return _Logits(self._head.token_ids[top], chances, hidden[batch.logit_rows])
+        return _Logits(self._head.token_ids[top], chances, hidden.copy())
 
 
 class _Logits(NamedTuple):

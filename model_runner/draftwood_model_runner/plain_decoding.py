@@ -16,6 +16,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE
-from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.drafting import UNDRAFTED
 from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable, has_layout
 
@@ -68,6 +69,8 @@ class PlainDecoding:
         done: there is nothing left to do.
     """
 
+    _reads_features: ClassVar[bool] = False
+
     def __init__(self, runner: Runner, pool: KVPool) -> None:
         self.done = False
         self._runner = runner
@@ -101,7 +104,8 @@ class PlainDecoding:
             logits_from = chain.size - 1 if chain.size == left else chain.size
             pages, prompt = self._pool.pages(sequence), int(sequence.request.prompt.size)
             rows.append(BatchRow(pages, sequence.committed, chain, EMPTY_TREE, logits_from, prompt))
-        logits, tokens, top, features = self._runner.step(lay_out(rows), top_k)
+        batch = replace(lay_out(rows), reads_features=self._reads_features)
+        logits, tokens, top, features = self._runner.step(batch, top_k)
         observed, first = [], 0
         for sequence, row in zip(computed, rows, strict=True):
             observed.append(Computed(sequence, sequence.committed, np.arange(first, first + row.chain.size)))
@@ -113,7 +117,7 @@ class PlainDecoding:
             for i, sequence in enumerate(ends)
         ]
 
-    def _observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+    def _observe(self, computed: SequenceOf[Computed], features: Any) -> None:
         """What a pass computed, as for `ModelDrafts.observe`."""
 
     def _has_room(self, sequence: Sequence) -> bool:
@@ -320,6 +324,8 @@ class DrafterTrial(PlainDecoding):
             read none.
     """
 
+    _reads_features = True
+
     def __init__(
         self, model: LoadedModel, runner: Runner, pool: KVPool, at_once: int, drafters: Mapping[str, ModelDrafts]
     ) -> None:
@@ -361,7 +367,7 @@ class DrafterTrial(PlainDecoding):
             self._agreed[name] += drafter.agreed(sequence)[1]
             drafter.close(sequence)
 
-    def _observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+    def _observe(self, computed: SequenceOf[Computed], features: Any) -> None:
         for drafter in self._drafters.values():
             drafter.observe(computed, features)
 

@@ -11,7 +11,7 @@ from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.sources import AUTO_HEAD, look_up, require_head
+from draftwood_model_runner.loading.sources import AUTO_HEAD, MTP_HEAD, look_up, require_head
 from draftwood_service.auth import auth_file
 from draftwood_service.config import CHECK, WITHOUT_MODEL, as_given, check_settings
 from draftwood_service.settings import Settings
@@ -29,6 +29,7 @@ from draftwood_strategies.registry import know_offered
 _USAGE_ERROR = 2
 _FAILURE = 1
 _METRICS = ("opentelemetry", "prometheus_client")
+_HEADS = {AUTO_HEAD: "the one that there is for the model", MTP_HEAD: "the MTP module of the model's checkpoint"}
 
 
 def check(args: list[str], environ: Mapping[str, str]) -> int:
@@ -89,8 +90,7 @@ def _drafters(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
         with about_draft_model(settings.draft_model):
             yield f"draft model: {look_up(settings.draft_model, settings.cache_folder, environ)}"
     if "head" in settings.model_strategies:
-        named = settings.draft_head != AUTO_HEAD
-        yield f"draft head: {f'folder {settings.draft_head}' if named else 'the one that Draftwood has for the model'}"
+        yield f"draft head: {_HEADS.get(settings.draft_head, f'folder {settings.draft_head}')}"
 
 
 def _addresses(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:

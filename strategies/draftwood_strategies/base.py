@@ -5,14 +5,14 @@ A third party implements these without importing them; see `registry` for how on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from draftwood_strategies.arrays import Int32Array, segment_indices
+from draftwood_strategies.arrays import Float32Array, Int32Array, segment_indices
 
 if TYPE_CHECKING:
     from draftwood_strategies.draft import DraftTree, DraftTrees
@@ -377,12 +377,42 @@ class UsesModelTable(Protocol):
         """
 
 
+class ModelAsk(NamedTuple):
+    """What a strategy asks of a model.
+
+    Attributes:
+        source: of the host, see `draftwood_strategies.model_drafts.ModelSource`.
+        rows, budgets, levels, least: as for `ModelSource.draft`.
+    """
+
+    source: Any
+    rows: list[Any]
+    budgets: Int32Array
+    levels: Int32Array
+    least: Float32Array
+
+
+class ModelAnswer(NamedTuple):
+    """The drafts of a model, one for each row that it was asked for, and the seconds that they took together."""
+
+    trees: DraftTrees
+    seconds: float
+
+
+Proposing: TypeAlias = "Generator[ModelAsk, ModelAnswer, DraftTrees]"
+"""A call for drafts, which it returns in the end. It waits at each `ModelAsk` for the answer, or for the exception of a
+model that failed. So one call of a model serves all strategies of a step, see `dispatch.run_together`."""
+
+
 @runtime_checkable
 class AsksModels(Protocol):
     """What a strategy offers besides that drafts by models which its host runs."""
 
     models: SequenceOf[Any]
     """Of the host, see `draftwood_strategies.model_drafts.ModelSource`."""
+
+    def propose_asking(self, drafters: SequenceOf[Any], budgets: Int32Array) -> Proposing:
+        """As `BatchStrategy.propose_all`."""
 
 
 @runtime_checkable
@@ -401,8 +431,8 @@ class DraftsForRow(Protocol):
 class DraftsBeside(Protocol):
     """What a strategy offers besides whose drafts cost so much that they depend on what others promise already."""
 
-    def propose_beside(self, drafters: SequenceOf[Any], budgets: Int32Array, others: DraftTrees) -> DraftTrees:
-        """As `BatchStrategy.propose_all`.
+    def propose_beside(self, drafters: SequenceOf[Any], budgets: Int32Array, others: DraftTrees) -> Proposing:
+        """As `AsksModels.propose_asking`.
 
         Args:
             others: for each drafter, what the other sources of a hybrid draft together.

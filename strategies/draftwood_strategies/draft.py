@@ -144,6 +144,12 @@ class DraftTrees:
         end = offsets.item(-1)
         return cls(tokens[:end], parents[:end], scores[:end], offsets)
 
+    def part(self, begin: int, end: int) -> DraftTrees:
+        """Those of the sequences from `begin` to `end`."""
+        first, last = self.offsets[begin].item(), self.offsets[end].item()
+        offsets = self.offsets[begin : end + 1] - np.int32(first)
+        return DraftTrees(self.tokens[first:last], self.parents[first:last], self.scores[first:last], offsets)
+
     def __len__(self) -> int:
         return int(self.offsets.shape[0]) - 1
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from draftwood_strategies.arrays import Float32Array, Float64Array, Int32Array
-from draftwood_strategies.base import Feedback, StepFeedback
+from draftwood_strategies.base import Feedback, ModelAsk, Proposing, StepFeedback
 from draftwood_strategies.built_in import ModelDraftOptions
+from draftwood_strategies.dispatch import run_together
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import compiled
 
@@ -35,8 +36,8 @@ _ALSO_RIGHT = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9])
 class ModelSource(Protocol):
     """A model of the host that drafts for its rows."""
 
-    def level_share(self, rows: int) -> float:
-        """What a level of the drafts of so many rows costs, as a share of a step of the target; 0 while unknown."""
+    def level_share(self) -> float:
+        """What a level of the drafts of a step costs, as a share of a step of the target; 0 while unknown."""
 
     def draft(self, rows: SequenceOf[Any], budgets: Int32Array, levels: Int32Array, least: Float32Array) -> DraftTrees:
         """A draft tree for each row.
@@ -87,10 +88,13 @@ class ModelStrategy:
         return ModelDrafter(self, learns=False)
 
     def propose_all(self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array) -> DraftTrees:
+        return run_together([self.propose_asking(drafters, budgets)])[0]
+
+    def propose_asking(self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array) -> Proposing:
         return self.propose_beside(drafters, budgets, DraftTrees.empty(len(drafters)))
 
-    def propose_beside(self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array, others: DraftTrees) -> DraftTrees:
-        """As `propose_all`, beside drafts that other sources made at no cost: no deeper than pays.
+    def propose_beside(self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array, others: DraftTrees) -> Proposing:
+        """As `propose_asking`, beside drafts that other sources made at no cost: no deeper than pays.
 
         Args:
             others: a draft for each drafter.
@@ -99,10 +103,9 @@ class ModelStrategy:
             return DraftTrees.empty(len(drafters))
         promised = promises(others)
         bins = np.searchsorted(_BIN_STARTS, promised, side="right")
-        share = self._source.level_share(len(drafters))
-        levels, least = self.gains.worthwhile(bins, promised, share)
+        levels, least = self.gains.worthwhile(bins, promised, self._source.level_share())
         rows = [drafter.row for drafter in drafters]
-        trees = self._source.draft(rows, budgets, levels, least)
+        trees = (yield ModelAsk(self._source, rows, budgets, levels, least)).trees
         for i, drafter in enumerate(drafters):
             drafter.latest = Latest(
                 self._source.position(drafter.row), int(bins[i]), int(levels[i]), others[i], trees[i]

@@ -116,7 +116,7 @@ def test_wrong_values_are_refused_by_name(path: tuple[str, ...], value: object) 
         ({"model": {"existingClaim": "models"}}, "model.name: must be set"),
         ({"model": {"name": "a/b"}}, "model.offline: must be false"),
         ({"model": {"draftModel": "a/b"}}, "model.offline: must be false for a draftModel of the hub"),
-        ({"model": {"draftHead": "head"}}, "model.draftHead: must be auto or none, or model.existingClaim"),
+        ({"model": {"draftHead": "head"}}, "model.draftHead: must be auto, mtp or none, or model.existingClaim"),
         ({"model": {"fetch": {"draftHead": "a/b"}}}, "model.fetch.source: must be set, since model.fetch.draftHead"),
         (
             {"model": {"draftHead": "none", "fetch": {"source": "a/b", "draftHead": "a/c"}}},

@@ -19,6 +19,7 @@ from draftwood_strategies import threads as row_threads
 from draftwood_strategies.draft_engine import engine as guarded_batches
 from draftwood_strategies.draft_engine.guard import GuardedDrafter
 from tests import phrase_book
+from tests.model_runner.beside import create_beside, served_beside
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, greedy, served, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import batch_of, engine_of, run
@@ -126,7 +127,7 @@ def long(size: int) -> tuple[int, ...]:
     return tuple(i % 7 + 1 for i in range(size))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "draft_model"])
 @pytest.mark.parametrize(
     ("batch", "chunk", "patch"),
     [
@@ -153,10 +154,11 @@ def test_drafters_that_are_not_asked_in_every_step(
         start(drafter, strategy)
 
     monkeypatch.setattr(GuardedDrafter, "_start", noted)
-    engine = fixed_engine("llama", prefill_chunk=chunk, shared_prefill_chunk=min(chunk, 128))
-    sequences = generate(engine, batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
+    model = served_beside("llama") if name == "draft_model" else served("llama")
+    engine = engine_of(model, 64, max_running=5, prefill_chunk=chunk, shared_prefill_chunk=min(chunk, 128))
+    sequences = generate(engine, batch, create_beside(engine, name), 16, StopParams(NEW_TOKENS))
     assert [sequence.output for sequence in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
-    if name in ("trie", "recycling", "hybrid"):
+    if name in ("trie", "recycling", "hybrid", "draft_model"):
         assert sum(sequence.stats.draft_tokens for sequence in sequences) > 0
     if patch == "no skips" and name != "none":
         assert max(started) > 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -21,14 +22,22 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.base import StepBatch, StepInFlight
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import create
-from tests.model_runner.families import greedy, served, taken_over
-from tests.model_runner.sequences import batch_of, engine_of, run
+from draftwood_strategies import EMPTY_TREE, create
+from tests.draft_models import permuting_model, write_knowing_head, write_model
+from tests.model_runner.beside import NAMES as MODEL_DRAFTS
+from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself, served_beside
+from tests.model_runner.families import generate, greedy, reference, served, taken_over, tiny
+from tests.model_runner.sampling.test_token_sampler import written_by
+from tests.model_runner.sequences import batch_of, engine_of, make_sequence, run
 from tests.model_runner.small_models import tiny_hybrid
 
 DEPTH, NODES, TOKENS = 6, 24, 40
+RUNNERS = ("openvino", "torch", "exact")
+"""The last one is the torch runner in exact mode."""
 QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
 
 
@@ -44,16 +53,24 @@ def small_model(layers: int, runner: str) -> LoadedModel:
     return adopt(module, load_tokenizer(BUNDLED_MODEL), name="small", runner=runner)
 
 
-def drafting_for_itself(runner: str) -> LoadedModel:
-    """The bundled model, which drafts for itself as well: all that it drafts first is right."""
-    model = served("bundled", runner)
-    return replace(model, drafters={"draft_model": DraftModel("itself", model.factory, None, model.parameters)})
-
-
 @pytest.fixture(autouse=True)
 def _levels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that all levels are asked for."""
-    monkeypatch.setattr(ModelDrafts, "level_share", lambda self, rows: 0.0)
+    monkeypatch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
+
+
+class Passes:
+    """How many passes of models that draft there were, while it is patched in."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        compute = ModelDrafts._pass
+
+        def counted(drafts: ModelDrafts, batch: Any) -> Any:
+            self.count += 1
+            return compute(drafts, batch)
+
+        monkeypatch.setattr(ModelDrafts, "_pass", counted)
 
 
 def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options: Any) -> list[Sequence]:
@@ -69,7 +86,7 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options
 @pytest.mark.parametrize("runner", ["openvino", "torch"])
 @pytest.mark.parametrize("chunk", [512, 8])
 def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int) -> None:
-    model = drafting_for_itself(runner)
+    model = drafting_for_itself(served("bundled", runner))
     engine, prompts = engine_of(model, NODES, prefill_chunk=chunk, max_running=2), asked(model)
     for _ in range(2):  # the second time with cached prefixes
         sequences = answers(engine, prompts, "draft_model")
@@ -79,9 +96,24 @@ def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int)
             assert sequence.stats.decode_steps <= 2 + -(-len(sequence.output) // (1 + DEPTH)) + 5 * (chunk < 512)
 
 
+@pytest.mark.parametrize("runner", ["cuda"])
+def test_a_model_drafts_for_itself_on_a_gpu(runner: str) -> None:
+    interpret()
+    model = taken_over(shallow(), runner=runner)
+    model = replace(model, drafters={"draft_model": DraftModel("itself", model.factory, None, model.parameters)})
+    engine, prompts, written = engine_of(model, NODES, max_running=2), [(1, 2, 3), tuple(range(40, 60))], 8
+    with model_strategies(engine):
+        strategy = create("draft_model", depth=3)
+    sequences = batch_of(prompts, StopParams(written), strategy=strategy, max_draft_nodes=8)
+    run(engine, *sequences)
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.output == generate(shallow(), prompt, written)
+        assert sequence.stats.decode_steps <= 2 + -(-written // 4)
+
+
 def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
     """They were computed for it, then written by a request without drafts, and found by one with drafts."""
-    model = drafting_for_itself("openvino")
+    model = drafting_for_itself(served("bundled", "openvino"))
     engine, question = engine_of(model, NODES, max_running=1, kv_cache_tokens=512 + NODES), asked(model)[0]
     first, second = ([tuple(np.resize(question[start:], 300).tolist())] for start in (0, 3))
     answers(engine, first, "draft_model", tenant="a")
@@ -93,11 +125,98 @@ def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
     assert drafted.stats.decode_steps <= 2 + -(-len(drafted.output) // (1 + DEPTH)), "all that it drafts is right"
 
 
-def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
-    model = drafting_for_itself("openvino")
-    engine, prompts = engine_of(model, NODES, max_running=3, prefix_cache=True), asked(model)
+@pytest.mark.parametrize("names", [["draft_model"] * 3, ["hybrid"] * 3, ["draft_model", "hybrid", "draft_model"]])
+def test_a_step_with_several_tenants_takes_as_many_passes_as_with_one(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes, counts = drafting_for_itself(served("bundled", "openvino")), Passes(monkeypatch), []
+    prompts = asked(model)
+    for tenants in (["a", "a", "a"], ["a", "b", "c"]):
+        engine, made = engine_of(model, NODES), dict[str, Any]()
+        for name, tenant in zip(names, tenants, strict=True):
+            made.setdefault(name + tenant, create_beside(engine, name))
+        sequences = [
+            make_sequence(
+                "r", prompt, StopParams(TOKENS), strategy=made[name + tenant], max_draft_nodes=NODES, tenant=tenant
+            )
+            for prompt, name, tenant in zip(prompts, names, tenants, strict=True)
+        ]
+        assert len(made) == len({*zip(names, tenants, strict=True)})
+        passes.count = 0
+        run(engine, *sequences)
+        counts.append(passes.count)
+        assert [s.output for s in sequences] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
+    assert counts[0] == counts[1] > 0
+
+
+def test_trees_of_one_call_are_those_of_separate_calls() -> None:
+    model = drafting_for_itself(served("bundled", "openvino"))
+    engine, prompts = engine_of(model, NODES), asked(model)
+    drafts = engine.model_drafts["draft_model"]
+    sequences = batch_of(
+        prompts, StopParams(TOKENS), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES
+    )
+    for sequence in sequences:
+        engine.add(sequence)
+    while not all(sequence.output for sequence in sequences):
+        engine.step()
+    budgets, levels, least = np.array([24, 7, 16], np.int32), np.array([6, 1, 3], np.int32), np.zeros(3, np.float32)
+    together = drafts.draft(sequences, budgets, levels, least)
+    for i, sequence in enumerate(sequences):
+        one = slice(i, i + 1)
+        [alone] = drafts.draft([sequence], budgets[one], levels[one], least[one])
+        assert alone.tokens.tolist() == together[i].tokens.tolist()
+        assert alone.parents.tolist() == together[i].parents.tolist()
+        assert 0 < len(alone) <= budgets[i]
+        np.testing.assert_allclose(alone.scores, together[i].scores, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("none", NODES), ("trie", NODES), ("head", 0), ("hybrid", 0), ("draft_model", 0)]
+)
+def test_a_model_reads_nothing_of_sequences_that_never_ask_it(
+    name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes = served_beside("bundled", "openvino"), Passes(monkeypatch)
+    head = model.drafters["head"]
+    assert head.head is not None
+    combined = list[int]()
+
+    def combine(features: Any) -> Any:
+        combined.append(len(features))
+
+    parts = head.head._replace(combine=combine)
+    model = replace(model, drafters={**model.drafters, "head": head._replace(head=parts)})
+    engine, long = engine_of(model, NODES, prefill_chunk=64), tuple(np.resize(asked(model)[0], 300).tolist())
+    strategy = create_beside(engine, name)
+    run(engine, *batch_of([long], StopParams(9), strategy=strategy, max_draft_nodes=nodes))
+    assert (passes.count, combined) == (0, [])
+    run(engine, *batch_of([long], StopParams(9), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES))
+    assert passes.count > 0
+
+
+def test_a_model_reads_no_further_once_drafting_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes = drafting_for_itself(served("bundled", "openvino")), Passes(monkeypatch)
+    engine, prompt = engine_of(model, NODES), asked(model)[0]
+    [sequence] = batch_of(
+        [prompt], StopParams(200, ignore_eos=True), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES
+    )
+    monkeypatch.setattr(ModelDrafts, "draft", lambda *asked: 1 / 0)
+    engine.add(sequence)
+    while not sequence.stats.drafting_disabled_reason:
+        engine.step()
+    passes.count = 0
+    run(engine)
+    assert "ZeroDivisionError" in sequence.stats.drafting_disabled_reason
+    assert len(sequence.output) == 200
+    assert passes.count == 0
+
+
+def paused_again_and_again(model: LoadedModel, prompts: list[tuple[int, ...]], name: str) -> list[Sequence]:
+    """Three sequences that draft by a strategy, one of which pauses for every other step at first."""
+    engine = engine_of(model, NODES, max_running=3, prefix_cache=True)
     with model_strategies(engine):
-        sequences = batch_of(prompts, StopParams(TOKENS), strategy=create("draft_model"), max_draft_nodes=NODES)
+        sequences = batch_of(prompts, StopParams(TOKENS), strategy=create(name), max_draft_nodes=NODES)
     for sequence in sequences:
         engine.add(sequence)
     for step in range(12):
@@ -109,6 +228,13 @@ def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
         engine.check()
     while engine.has_work:
         engine.step()
+    return sequences
+
+
+def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
+    model = drafting_for_itself(served("bundled", "openvino"))
+    prompts = asked(model)
+    sequences = paused_again_and_again(model, prompts, "draft_model")
     assert [s.output for s in sequences] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
     assert all(s.stats.accepted_tokens > s.stats.decode_steps for s in sequences)
 
@@ -126,6 +252,45 @@ def test_a_smaller_model_changes_no_token(name: str, sampling: SamplingParams) -
     sources = drafted[0].stats.by_source
     assert sum(s.stats.draft_tokens for s in drafted) > 0
     assert name != "hybrid" or sources["draft_model"].verified > 0
+
+
+SAMPLED = SamplingParams(
+    temperature=0.9, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3,
+    logit_bias=((13, 2.0), (300, -100.0)), seed=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODEL_DRAFTS)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("depth", [1, 16])
+def test_samples_and_stop_strings_are_those_of_drafting_off(name: str, sampling: SamplingParams, depth: int) -> None:
+    """Three samples of a prompt, at the least and at the greatest depth."""
+    model = served_beside("bundled", "openvino")
+    prompt, module = asked(model)[0], reference("bundled")
+    seeded = [replace(sampling, seed=sampling.seed + i) for i in range(3)]
+    whole = [written_by(module, prompt, one, StopParams(TOKENS)) for one in seeded]
+    stop = StopParams(TOKENS, strings=(model.tokenizer.decode(whole[0][20:24]),))
+
+    def written(nodes: int) -> tuple[list[Sequence], list[str]]:
+        engine = engine_of(model, NODES)
+        strategy = create_beside(engine, name, depth=depth)
+        samples = [
+            make_sequence(str(i), prompt, stop, one, strategy=strategy, max_draft_nodes=nodes, sample=i)
+            for i, one in enumerate(seeded)
+        ]
+        outputs = run(engine, *samples)
+        texts = ["".join("".join(o.texts) for o in outputs if o.sequence is sample) for sample in samples]
+        return samples, texts
+
+    plain, drafted = written(0), written(NODES)
+    assert [s.output for s in drafted[0]] == [s.output for s in plain[0]]
+    assert drafted[1] == plain[1]
+    assert [s.output for s in plain[0]] == [tokens[: len(s.output)] for s, tokens in zip(plain[0], whole, strict=True)]
+    assert len(plain[0][0].output) < TOKENS, "the stop string ends it"
+    assert_no_faults(drafted[0])
+    deepest = max(len(s.stats.accepted_by_depth) for s in drafted[0])
+    assert name != "draft_model" or sampling.temperature or deepest >= min(depth, 8)
+    assert depth > 1 or name == "hybrid" or deepest <= 1
 
 
 def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, **changed: Any) -> str:
@@ -146,13 +311,36 @@ def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, 
     return str(folder)
 
 
-def with_head(folder: str) -> tuple[LoadedModel, EagleHead]:
-    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+def with_head(folder: str, runner: str = "openvino", module: Any = None) -> tuple[LoadedModel, EagleHead]:
+    """A model, the bundled one if there is none, with the head in a folder, and the head as it was.
+
+    Args:
+        runner: "exact" for the torch runner in exact mode.
+    """
+    if runner == "cuda":
+        interpret()
+    path = BUNDLED_MODEL if module is None else write_model(Path(folder).parent / "model", module)
+    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     config = module.config
     head = load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
-    layers = head.feature_layers_of_target
-    target = adopt(module, load_tokenizer(BUNDLED_MODEL), name="t", runner="openvino", feature_layers=layers)
-    return replace(target, drafters={"head": head_drafter(head, BUNDLED_MODEL, target, None)}), head
+    options = {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
+    target = taken_over(module, feature_layers=head.feature_layers_of_target, **options)
+    assert target.exact == (runner == "exact")
+    drafter = head_drafter(copy.deepcopy(head), path, target, None)
+    return replace(target, drafters={"head": drafter}), head
+
+
+def interpret() -> None:
+    """Lets the cuda runner compute on a CPU."""
+    # Kernels, which few tests of this file need.
+    from tests.model_runner.runners.cuda.interpreting import interpret
+
+    interpret()
+
+
+def shallow() -> Any:
+    """A random model whose steps take few launches."""
+    return tiny("llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
 
 
 @torch.no_grad()
@@ -171,36 +359,76 @@ def path_probability(head: EagleHead, module: Any, text: list[int], path: list[i
     return float(np.exp(total))
 
 
-def test_a_head_drafts_what_it_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the module itself; its weights are not rounded here."""
-    monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
-    model, head = with_head(head_folder(tmp_path / "head", 4096))
-    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
-    engine, prompts = engine_of(model, NODES), asked(model)
-    drafts = engine.model_drafts["head"]
+Paths: TypeAlias = dict[tuple[int, ...], float]
+
+
+def drafted_paths(
+    model: LoadedModel, prompts: list[tuple[int, ...]], steps: int, levels: int
+) -> list[tuple[list[int], Paths]]:
+    """Of each prompt the text after some steps, and what the head drafts then: each path with its probability."""
+    engine = engine_of(model, NODES)
     with model_strategies(engine):
-        strategy = create("head")
+        strategy = create("head", depth=levels)
     sequences = batch_of(prompts, StopParams(TOKENS), strategy=strategy, max_draft_nodes=NODES)
     for sequence in sequences:
         engine.add(sequence)
-    for _ in range(12):
+    for _ in range(steps):
         engine.step()
-    everything = np.full(len(sequences), NODES, np.int32)
-    trees = drafts.draft(sequences, everything, np.full(3, 4, np.int32), np.zeros(3, np.float32))
+    n = len(prompts)
+    budgets, depths = np.full((2, n), [[NODES], [levels]], np.int32)
+    trees = engine.model_drafts["head"].draft(sequences, budgets, depths, np.zeros(n, np.float32))
+    found = []
     for sequence, tree in zip(sequences, trees, strict=True):
-        text = [*sequence.request.prompt.tolist(), *sequence.output]
-        depths: list[list[int]] = []
+        paths: list[tuple[int, ...]] = []
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-            depths.append([*(depths[parent] if parent >= 0 else []), token])
-        assert max(map(len, depths)) >= 3
-        for node in (0, len(depths) // 2, len(depths) - 1):
-            expected = path_probability(head, module, text, depths[node])
-            assert tree.scores[node] == pytest.approx(expected, rel=2e-3)
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        assert max(map(len, paths)) >= 3
+        text = [*sequence.request.prompt.tolist(), *sequence.output]
+        found.append((text, dict(zip(paths, tree.scores.tolist(), strict=True))))
+    return found
 
 
+@pytest.fixture
+def as_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO does not round the weights of heads."""
+    monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
+
+
+@pytest.mark.usefixtures("as_is")
+@pytest.mark.parametrize("runner", ["openvino", "torch", "cuda"])
+def test_a_head_drafts_what_it_computes(runner: str, tmp_path: Path) -> None:
+    """Against the module itself. With the interpreter a small model, of which the head reads the last layer's output as
+    well."""
+    if runner == "cuda":
+        folder = head_folder(tmp_path / "head", 256, 64, 64, eagle_aux_hidden_state_layer_ids=[0, 2, 1])
+        model, head = with_head(folder, runner, shallow())
+        found = drafted_paths(model, [(1, 2, 3), tuple(range(40, 60))], steps=2, levels=3)
+        module = shallow()
+    else:
+        model, head = with_head(head_folder(tmp_path / "head", 4096), runner)
+        found = drafted_paths(model, asked(model), steps=12, levels=4)
+        module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    for text, paths in found:
+        written = [*paths]
+        for path in (written[0], written[len(paths) // 2], written[-1]):
+            expected = path_probability(head, module, text, [*path])
+            assert paths[path] == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.usefixtures("as_is")
+def test_runners_draft_alike(tmp_path: Path) -> None:
+    folder = head_folder(tmp_path / "head", 4096)
+    prompts = asked(served("bundled"))
+    by_openvino, by_torch = (drafted_paths(with_head(folder, runner)[0], prompts, 8, 4) for runner in RUNNERS[:2])
+    for (text, paths), (other_text, other_paths) in zip(by_openvino, by_torch, strict=True):
+        assert text == other_text
+        assert paths == pytest.approx(other_paths, rel=2e-3)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", ["head", "hybrid"])
-def test_a_head_changes_no_token(name: str, tmp_path: Path) -> None:
-    model, _ = with_head(head_folder(tmp_path / "head", 4096))
+def test_a_head_changes_no_token(name: str, runner: str, tmp_path: Path) -> None:
+    model, _ = with_head(head_folder(tmp_path / "head", 4096), runner)
     prompts = asked(model)
     for _ in range(2):
         drafted = answers(engine_of(model, NODES, prefill_chunk=16), prompts, name)
@@ -208,9 +436,88 @@ def test_a_head_changes_no_token(name: str, tmp_path: Path) -> None:
         assert sum(s.stats.draft_tokens for s in drafted) > 0
 
 
-def test_a_head_without_the_features_of_a_cached_prefix_attends_to_what_follows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_head_that_knows_is_always_right(runner: str, tmp_path: Path) -> None:
+    """The second time with cached prefixes."""
+    model, _ = with_head(write_knowing_head(tmp_path / "head"), runner, permuting_model())
+    engine, prompts = engine_of(model, NODES, max_running=2), [(1, 2, 3), (5,) * 70, tuple(range(50))]
+    for _ in range(2):
+        for sequence, prompt in zip(answers(engine, prompts, "head"), prompts, strict=True):
+            assert sequence.output == generate(permuting_model(), prompt, TOKENS)
+            assert sequence.stats.decode_steps <= 2 + -(-TOKENS // (1 + DEPTH))
+
+
+@pytest.mark.parametrize("runner", ["cuda"])
+def test_a_head_that_knows_is_always_right_on_a_gpu(runner: str, tmp_path: Path) -> None:
+    """In steps of two halves in turn, each of which is in flight while the host reads the features of the other; the
+    second time with cached prefixes."""
+    model, _ = with_head(write_knowing_head(tmp_path / "head"), runner, permuting_model())
+    engine, prompts, written = engine_of(model, NODES, max_running=2), [(1, 2, 3), tuple(range(20))], 8
+    patched: Any = engine
+    patched._microbatches.microbatch = lambda running: -(-running // 2)
+    for _ in range(2):
+        with model_strategies(engine):
+            strategy = create("head", depth=3)
+        sequences = batch_of(prompts, StopParams(written), strategy=strategy, max_draft_nodes=6)
+        run(engine, *sequences)
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            assert sequence.output == generate(permuting_model(), prompt, written)
+            assert sequence.stats.decode_steps <= 2 + -(-written // 4)
+    assert sequences[1].stats.cached_prompt_tokens == 16
+    assert engine.counts.microbatches > 0
+    for made in (engine._runner, engine.model_drafts["head"]._runner):
+        assert made._graphs.sizes  # type: ignore[attr-defined]
+        assert not made.capture_problem  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_head_goes_on_after_pauses(runner: str, tmp_path: Path) -> None:
+    model, _ = with_head(write_knowing_head(tmp_path / "head"), runner, permuting_model())
+    sequences = paused_again_and_again(model, [(1, 2, 3), (5,) * 70, tuple(range(50))], "head")
+    for sequence in sequences:
+        assert sequence.output == generate(permuting_model(), sequence.request.prompt, TOKENS)
+        assert sequence.stats.accepted_tokens > sequence.stats.decode_steps
+
+
+@pytest.mark.parametrize("runner", [*RUNNERS, "cuda"])
+def test_features_are_the_inputs_of_layers(runner: str) -> None:
+    """Of all tokens of a step, in the order asked for; the number of layers stands for what the output head reads."""
+    if runner == "cuda":
+        interpret()
+    tokens, layers = np.arange(3, 24, dtype=np.int32), (2, 0, 1, 0)
+    options = {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
+    computing = taken_over(shallow(), feature_layers=layers, **options).factory.runner(64)
+    row = BatchRow(np.array([1, 0], np.int32), 0, tokens, EMPTY_TREE, logits_from=20)
+    with torch.no_grad():
+        hidden = shallow()(torch.from_numpy(tokens)[None].long(), output_hidden_states=True).hidden_states
+    batch = lay_out([row])
+    shown = computing.step(batch, 0).features
+    assert shown.dtype == np.float32
+    np.testing.assert_allclose(shown, torch.cat([hidden[n][0] for n in layers], -1), rtol=1e-4, atol=1e-4)
+    if runner != "openvino":  # it computes them anyway
+        assert computing.step(replace(batch, reads_features=False), 0).features is None
+
+
+def test_steps_without_a_head_read_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = with_head(write_knowing_head(tmp_path / "head"), "torch", permuting_model())
+    engine, read = engine_of(model, NODES), list[bool]()
+    begin = engine._runner.begin
+
+    def noted(batch: StepBatch, *arguments: Any) -> StepInFlight:
+        read.append(batch.reads_features)
+        return begin(batch, *arguments)
+
+    monkeypatch.setattr(engine._runner, "begin", noted)
+    for name in ("trie", "head"):
+        read.clear()
+        answers(engine, [(1, 2, 3)], name)
+        assert {*read} == {name == "head"}
+
+
+@pytest.mark.parametrize("runner", RUNNERS[:2])
+def test_a_head_without_the_features_of_a_cached_prefix_attends_to_what_follows(runner: str, tmp_path: Path) -> None:
     """Another strategy computed the prefix, so that nobody told the head of it."""
-    model, _ = with_head(head_folder(tmp_path / "head", 4096))
+    model, _ = with_head(head_folder(tmp_path / "head", 4096), runner)
     long = [tuple(np.resize(asked(model)[0], 150).tolist())]
     engine = engine_of(model, NODES)
     answers(engine, long, "trie")

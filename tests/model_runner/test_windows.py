@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.kv_pool import AttentionWindow
+from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself
 from tests.model_runner.families import generate, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import engine_of, make_sequence, run
@@ -71,6 +73,25 @@ def test_a_cached_prefix_behind_the_window_is_found(by: str) -> None:
     run(engine, sequence)
     assert sequence.stats.cached_prompt_tokens == (496 if by == "torch" else 480)
     assert sequence.output == generate(module, longer, 20)
+
+
+@pytest.mark.parametrize("by", ["torch", "openvino"])
+@pytest.mark.parametrize("beside", ["windows", "windows-in-some-layers"])
+@pytest.mark.parametrize("name", ["draft_model", "hybrid"])
+def test_a_model_that_drafts_has_the_pages_of_the_window(by: str, beside: str, name: str) -> None:
+    """Also one that would attend to all tokens."""
+    prompt, drafting = prompt_of(300), served(beside, runner=by)
+    answer = generate(tiny_attention("windows", VOCAB, LONG), prompt, 150)
+    target = drafting_for_itself(served(runner=by))
+    itself = target.drafters["draft_model"]
+    model = replace(target, drafters={"draft_model": itself._replace(factory=drafting.factory)})
+    engine = engine_of(model, DRAFT, prefill_chunk=CHUNK, kv_cache_tokens=NEEDED)
+    sequence = make_sequence("r", prompt, StopParams(150), strategy=create_beside(engine, name), max_draft_nodes=DRAFT)
+    run(engine, sequence)
+    assert_no_faults([sequence])
+    assert sequence.output == answer
+    assert sequence.stats.draft_tokens > 0
+    assert (beside, name) != ("windows", "draft_model") or sequence.stats.accepted_tokens > 75
 
 
 def test_exact_mode_gives_up_pages_and_keeps_its_bits() -> None:

@@ -122,7 +122,7 @@ def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp
         lines = capsys.readouterr().out.splitlines()
         assert {f"draft model: folder {BUNDLED_MODEL}", f"draft head: folder {head}"} <= {*lines}
         shown = problems(capsys, *given[:2], "--draft-model", "/no/such", "--draft-head", str(tmp_path))
-        files = "it must be auto, none or a folder with config.json and model.safetensors"
+        files = "it must be auto, mtp, none or a folder with config.json and model.safetensors"
         assert shown == [f"--draft-head: '{tmp_path}' is not allowed; {files}"]
         [no_model, no_head] = problems(capsys, *given[:2], "--draft-model", "/no/such")
         assert no_model == "--draft-model /no/such: no such folder; give a folder or a hub id such as org/name"

@@ -127,7 +127,7 @@ async def served(drafters: tuple[str, str], cache: Path) -> AsyncIterator[tuple[
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(draft_account, "MAX_PAUSES", (0, 0))
         patch.setattr(draft_account, "TRIED_SHARE", math.inf)
-        patch.setattr(ModelDrafts, "level_share", lambda self, rows: 0.0)
+        patch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
 
         def make_engine() -> Engine:
             engines.append(Engine(model, EngineConfig(max_running=4, max_draft_nodes=16, adaptive_budget=False)))

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from draftwood_client import environment
 from draftwood_model_runner.engine_config import Abilities
@@ -165,7 +167,7 @@ def test_refused(name: str) -> None:
     assert error.source in str(error)
 
 
-def test_strategies_are_known_by_the_models_that_are_to_be_loaded() -> None:
+def test_strategies_are_known_by_the_models_that_are_to_be_loaded(tmp_path: Path) -> None:
     for flags, strategies in (
         ("", []),
         ("--draft-head none --draft-model m --strategy draft_model", ["draft_model"]),
@@ -175,6 +177,9 @@ def test_strategies_are_known_by_the_models_that_are_to_be_loaded() -> None:
         ("--engine vllm --draft-head none", []),
     ):
         assert read_settings(flags.split(), {}).model_strategies == strategies
+    save_file({"mtp.fc.weight": np.zeros((2, 4), np.float32)}, tmp_path / "model.safetensors")
+    assert read_settings(["--model", str(tmp_path), "--strategy", "head"], {}).model_strategies == ["head"]
+    assert read_settings(["--model", str(tmp_path), "--draft-head", "none"], {}).model_strategies == []
     text = str(error_of(["--draft-model", "m", "--strategy", "tri"]))
     assert text.startswith("--strategy: 'tri' is not allowed; it must be one of hybrid, ")
 

@@ -124,26 +124,39 @@ class Faulty:
             drafter.propose(0)
 
 
-def untimed(sequences: Any, owner: object, function: Any, *args: Any) -> Any:
-    return function(*args)
+class Untimed:
+    """Calls whose faults are noted."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[int, str, str]] = []
+
+    def failed(self, i: int, method: str, error: Exception) -> None:
+        self.failures.append((i, method, type(error).__name__))
+
+    def timed(self, sequences: Any, owner: object, function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    def charge(self, seconds: float) -> None:
+        raise NotImplementedError
 
 
 def test_a_batch_that_fails_is_asked_one_by_one() -> None:
-    failures: list[tuple[int, str, str]] = []
+    calls = Untimed()
 
-    def failed(sequence: int, method: str, error: Exception) -> None:
-        failures.append((sequence, method, type(error).__name__))
+    def proposed(drafters: list[FaultyDrafter]) -> DraftTrees:
+        budgets = np.full(len(drafters), 8, np.int32)
+        return dispatch.run_together([dispatch.proposing(strategy, drafters, budgets, 100, calls)])[0]
 
     fails, other, strategy = FaultyDrafter(None), FaultyDrafter(DraftTree.of([5, 6])), Faulty()
     drafters = [other, fails, other, FaultyDrafter(DraftTree.of(range(9)))]
-    found = dispatch.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
+    found = proposed(drafters)
     assert [found[i].tokens.tolist() for i in range(4)] == [[5, 6], [], [5, 6], []]
-    assert failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
-    failures.clear()
-    alone = dispatch.propose_all(strategy, [fails], np.full(1, 8, np.int32), 100, failed, untimed)
-    dispatch.observe_all(strategy, [fails], ids(1), ids(0, 1), None, failed, untimed)
+    assert calls.failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
+    calls.failures.clear()
+    alone = proposed([fails])
+    dispatch.observe_all(strategy, [fails], ids(1), ids(0, 1), None, calls)
     assert same(alone[0], EMPTY_TREE)
-    assert failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
+    assert calls.failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
     assert isinstance(strategy, Strategy)
 
 

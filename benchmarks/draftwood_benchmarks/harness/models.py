@@ -86,7 +86,9 @@ class ModelOptions:
     ] = None
     draft_head: Annotated[
         str,
-        typer.Option(metavar="HEAD", help="Folder of a draft head; auto: the one that is bundled for the model; none."),
+        typer.Option(
+            metavar="HEAD", help="Folder of a draft head; mtp: the checkpoint's own module; auto: what there is; none."
+        ),
     ] = "auto"
     threads: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="CPU threads of the model; all cores by default.")

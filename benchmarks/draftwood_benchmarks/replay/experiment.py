@@ -76,7 +76,10 @@ def _replay(
         str | None, typer.Option(metavar="MODEL", show_default=False, help="A smaller model of the same vocabulary.")
     ] = None,
     draft_head: Annotated[
-        str, typer.Option(metavar="HEAD", help="Folder of a draft head; auto: the one that is bundled for the model.")
+        str,
+        typer.Option(
+            metavar="HEAD", help="Folder of a draft head; mtp: the checkpoint's own module; auto: what there is; none."
+        ),
     ] = "auto",
     level_share: Annotated[
         float, typer.Option(min=0, max=10, help="What a level of a model's draft takes, as a share of a step.")

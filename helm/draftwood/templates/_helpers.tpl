@@ -159,7 +159,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "model.draftHead: must not be none, since model.fetch.draftHead is set" }}
 {{- end }}
 {{- if and (include "draftwood.draftHeadName" .) (not (include "draftwood.modelClaim" .)) }}
-{{- fail "model.draftHead: must be auto or none, or model.existingClaim or model.fetch.source be set: a head is a folder in that claim" }}
+{{- fail "model.draftHead: must be auto, mtp or none, or model.existingClaim or model.fetch.source be set: a head is a folder in that claim" }}
 {{- end }}
 {{- if and .Values.model.draftModel (not (include "draftwood.modelClaim" .)) .Values.model.offline }}
 {{- fail "model.offline: must be false for a draftModel of the hub, or model.existingClaim or model.fetch.source be set" }}
@@ -310,9 +310,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (include "draftwood.fetchedName" .Values.model.fetch.draftModel) .Values.model.draftModel }}
 {{- end }}
 
-{{/* Folder in the claim; empty for auto and none. */}}
+{{/* Folder in the claim; empty for auto, mtp and none. */}}
 {{- define "draftwood.draftHeadName" -}}
-{{- $named := ternary "" .Values.model.draftHead (has .Values.model.draftHead (list "auto" "none")) }}
+{{- $named := ternary "" .Values.model.draftHead (has .Values.model.draftHead (list "auto" "mtp" "none")) }}
 {{- default (include "draftwood.fetchedName" .Values.model.fetch.draftHead) $named }}
 {{- end }}
 
@@ -382,7 +382,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with include "draftwood.draftModelName" . }}
 {{- $own = set $own "draft_model" (ternary (printf "/models/%s" .) . (not (empty (include "draftwood.modelClaim" $)))) }}
 {{- end }}
-{{- if eq .Values.model.draftHead "none" }}{{ $own = set $own "draft_head" "none" }}{{ end }}
+{{- if has .Values.model.draftHead (list "mtp" "none") }}{{ $own = set $own "draft_head" .Values.model.draftHead }}{{ end }}
 {{- with include "draftwood.draftHeadName" . }}{{ $own = set $own "draft_head" (printf "/models/%s" .) }}{{ end }}
 {{- if .Values.metrics.enabled }}
 {{- $own = set $own "metrics_port" 9464 }}

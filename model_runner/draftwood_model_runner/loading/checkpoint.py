@@ -9,8 +9,9 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -38,6 +39,8 @@ _SETTLED_NS = 2_000_000_000
 _OTHER_FORMATS = ("*.gguf", "*.onnx", "*.onnx_data", "*.msgpack", "*.h5", "*.tflite", "*.ot", "original/*")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 """Weights that are not read where there are safetensors."""
+_MTP = re.compile(r"(^|\.)mtp[._]|\.eh_proj\.")
+"""In the names of a module's tensors, see `loading.mtp_heads`; also in forms that are not known."""
 
 
 def checkpoint_files(names: Collection[str]) -> list[str]:
@@ -185,6 +188,48 @@ def stored_parameters(path_or_id: str) -> int:
         with safe_open(path, framework="numpy") as file:
             total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return total
+
+
+def weights_folder(path_or_id: str) -> Path:
+    """The folder of a model's weights. Those of an id on the hub are downloaded to its cache, where transformers finds
+    them.
+
+    Raises:
+        ModelNotFoundError: they are not there.
+    """
+    if Path(path_or_id).is_dir():
+        return Path(path_or_id)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path_or_id, allow_patterns=["*.json", "model*.safetensors"]))
+    except Exception as error:
+        raise cannot_be_loaded(path_or_id, error) from error
+
+
+def stored_tensors(folder: Path) -> dict[str, Path]:
+    """The tensors of a folder's safetensors files by their names, each with its file."""
+    from safetensors import safe_open
+
+    tensors = dict[str, Path]()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            tensors |= dict.fromkeys(file.keys(), path)
+    return tensors
+
+
+def may_have_mtp(path_or_id: str) -> bool:
+    """Whether a folder's checkpoint names tensors of a module for multi-token prediction; False for what is no folder,
+    or cannot be read."""
+    try:
+        return bool(mtp_tensors(stored_tensors(Path(path_or_id))))
+    except Exception:  # such as safetensors' own, of a file that ends too early
+        return False
+
+
+def mtp_tensors(names: Iterable[str]) -> list[str]:
+    """Those of a checkpoint's tensors that are of a module for multi-token prediction, of any form."""
+    return [name for name in names if _MTP.search(name)]
 
 
 class KnownDigests:

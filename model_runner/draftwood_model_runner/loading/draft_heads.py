@@ -27,6 +27,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.checkpoint import stored_tensors, weights_folder
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_strategies.arrays import Float32Array, Int32Array
 
@@ -79,9 +80,11 @@ class EagleHead(LlamaPreTrainedModel):
         d2t: int64[draft vocabulary], what is added to a draft token to get that of the target.
         features: numbers that it reads of each token: an embedding and a hidden state.
         feature_layers_of_target: the layers of its target whose inputs it reads, see `loading.loaded.adopt`.
+        shared: names of parameters that are the target's.
     """
 
     feature_layers_of_target: tuple[int, ...] = ()
+    shared: frozenset[str] = frozenset()
     d2t: torch.Tensor
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -199,22 +202,24 @@ class Embedding:
     """The embeddings of a target's tokens, read from its files where they are needed: no copy of them is held.
 
     Args:
-        folder: of the target's checkpoint.
+        path_or_id: of the target.
 
     Raises:
         InvalidValueError: none of its safetensors files has them.
+        ModelNotFoundError: the target's files are not there.
     """
 
-    def __init__(self, folder: str) -> None:
-        for file in sorted(Path(folder).glob("*.safetensors")):
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a mapping
-                    if name.endswith(_EMBEDDINGS):
-                        weight = opened.get_tensor(name)
-                        self._is_bfloat16 = weight.dtype == torch.bfloat16
-                        self._weight = (weight.view(torch.int16) if self._is_bfloat16 else weight).numpy()
-                        return
-        raise InvalidValueError("draft_head", folder, "the model's folder must have its embedding in safetensors files")
+    def __init__(self, path_or_id: str) -> None:
+        files = stored_tensors(weights_folder(path_or_id))
+        names = [name for name in files if name.endswith(_EMBEDDINGS)]
+        if not names:
+            problem = "the model's folder must have its embedding in safetensors files"
+            raise InvalidValueError("draft_head", path_or_id, problem)
+        name = min(names, key=len)  # an MTP module may repeat it
+        with safe_open(files[name], framework="pt") as opened:
+            weight = opened.get_tensor(name)
+        self._is_bfloat16 = weight.dtype == torch.bfloat16
+        self._weight = (weight.view(torch.int16) if self._is_bfloat16 else weight).numpy()
 
     def __call__(self, tokens: Int32Array) -> Float32Array:
         """float32[n, d] of int32[n]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +15,22 @@ from draftwood_model_runner.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from draftwood_model_runner.loading.checkpoint import name_of, require_folder, stored_parameters
+from draftwood_model_runner.loading.checkpoint import (
+    may_have_mtp,
+    name_of,
+    require_folder,
+    stored_parameters,
+    weights_folder,
+)
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
-from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
+from draftwood_model_runner.loading.sources import AUTO_HEAD, MTP_HEAD, NO_HEAD, bundled_head, require_head
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
-from draftwood_model_runner.runners.base import HeadParts
+from draftwood_model_runner.runners.base import HeadParts, RunnerFactory
+from draftwood_strategies.arrays import Float32Array, Int32Array
 
 if TYPE_CHECKING:
     from draftwood_model_runner.loading.draft_heads import EagleHead
+    from draftwood_model_runner.loading.mtp_heads import MtpHead
 
 _log = logging.getLogger(__name__)
 
@@ -30,53 +38,108 @@ HEAD, DRAFT_MODEL = "head", "draft_model"
 """The names of the strategies."""
 
 
-def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | None:
+def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | MtpHead | None:
     """The head that a setting names for a model; None for none.
 
     Args:
-        draft_head: a folder; "auto" for the one that this package has for the model, if it has one; or "none".
+        draft_head: a folder; "mtp" for the module for multi-token prediction of the model's checkpoint; "auto" for the
+            one that this package has for the model, or else this module, if there is one; or "none".
         problem: why no head can be computed beside the model; "" if one can.
 
     Raises:
-        InvalidValueError: there is no such head, it is one of another model, or a folder is named beside a problem.
+        InvalidValueError: there is no such head, it is one of another model, or one is named beside a problem.
+        ModelNotFoundError: the model's files are not there.
     """
     require_head(draft_head)
-    folder = bundled_head(path_or_id) if draft_head == AUTO_HEAD else draft_head
-    if folder is None or folder == NO_HEAD:
+    if draft_head == NO_HEAD:
         return None
-    if problem and draft_head == AUTO_HEAD:
-        _log.info("the model is served without its draft head: %s", problem)
+    head = draft_head
+    if head == AUTO_HEAD:
+        head = bundled_head(path_or_id) or _module_of(path_or_id)
+    if not head:
         return None
-    if problem:
-        raise InvalidValueError("draft_head", draft_head, f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}")
+    with left_out_if_unchosen(draft_head):
+        if problem:
+            allowed = problem if draft_head == AUTO_HEAD else f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}"
+            raise InvalidValueError("draft_head", draft_head, allowed)
+        return _loaded_head(head, path_or_id)
+    return None
+
+
+@contextmanager
+def left_out_if_unchosen(draft_head: str) -> Iterator[None]:
+    """Logs why a head that nobody chose is left out, instead of raising InvalidValueError."""
+    try:
+        yield
+    except InvalidValueError as error:
+        if draft_head != AUTO_HEAD:
+            raise
+        _log.info("the model is served without its draft head: %s", error.allowed)
+
+
+def _module_of(path_or_id: str) -> str:
+    """What names the module of a model's checkpoint; "" if it has none, or its files cannot be read, for which there is
+    an error where the model is loaded."""
+    try:
+        return MTP_HEAD if may_have_mtp(str(weights_folder(path_or_id))) else ""
+    except ModelNotFoundError:
+        return ""
+
+
+def _loaded_head(head: str, path_or_id: str) -> EagleHead | MtpHead:
+    """The head in a folder, or the module of a model's checkpoint. Raises InvalidValueError."""
     # A start without a head need not import modelling code.
+    if head == MTP_HEAD:
+        from draftwood_model_runner.loading.mtp_heads import load_mtp_head
+
+        return load_mtp_head(path_or_id)
     from transformers import AutoConfig
 
     from draftwood_model_runner.loading.draft_heads import load_head
 
     config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()
-    return load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
+    return load_head(head, config.hidden_size, config.num_hidden_layers, config.vocab_size)
 
 
-def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: int | None) -> DraftModel:
+def head_drafter(head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel, threads: int | None) -> DraftModel:
     """A head beside a model that was loaded for it.
 
     Args:
         path_or_id: of the model.
 
     Raises:
-        InvalidValueError: the model's runner shows no hidden states, or the head cannot be computed by it.
+        InvalidValueError: the head cannot be computed by the model's runner, or the model has no embedding for it.
     """
-    if model.runner_name != "openvino":
-        problem = f"it needs runner openvino, and the model has runner {model.runner_name}"
-        raise InvalidValueError("draft_head", head.name_or_path, problem)
-    from draftwood_model_runner.loading.draft_heads import Embedding
-    from draftwood_model_runner.runners.openvino.factory import take_over_head  # a package that need not be there
-
-    factory, combine = take_over_head(head, model.max_context, threads)
+    name = str(head.name_or_path)
+    parameters = sum(weight.numel() for part, weight in head.named_parameters() if part not in head.shared)
     token_ids = head.token_ids.numpy().astype(np.int32)
-    parts = HeadParts(combine, Embedding(path_or_id), token_ids)
-    return DraftModel(name_of(str(head.name_or_path)), factory, parts, sum(p.numel() for p in head.parameters()))
+    try:
+        factory, combine, embed = _taken_over(head, path_or_id, model, threads)
+    except UnsupportedModelError as error:
+        raise InvalidValueError(
+            "draft_head", name, f"it must be one that the model's runner computes: {error}"
+        ) from error
+    return DraftModel(name_of(name), factory, HeadParts(combine, embed, token_ids), parameters)
+
+
+def _taken_over(
+    head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel, threads: int | None
+) -> tuple[RunnerFactory, Callable[[Any], Float32Array], Callable[[Int32Array], Float32Array] | None]:
+    """A head as its target's runner computes it, and the first two of `HeadParts`."""
+    # Packages that need not be there, and modelling code.
+    if model.runner_name == "openvino":
+        from draftwood_model_runner.loading.draft_heads import Embedding
+        from draftwood_model_runner.runners.openvino import factory as openvino
+
+        return *openvino.take_over_head(head, model.max_context, threads), Embedding(path_or_id)
+    target: Any = model.factory
+    if model.runner_name == "cuda":
+        from draftwood_model_runner.runners.cuda import factory as cuda
+
+        return *cuda.take_over_head(head, target), None
+    from draftwood_model_runner.runners.torch import runner as by_torch
+
+    return *by_torch.take_over_head(head, target), None
 
 
 class _Facts(NamedTuple):

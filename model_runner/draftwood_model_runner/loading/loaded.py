@@ -21,6 +21,7 @@ from draftwood_model_runner.loading.checkpoint import cannot_be_loaded
 from draftwood_model_runner.loading.facts import DraftModelFacts, ModelFacts
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import HeadParts, RunnerFactory
+from draftwood_model_runner.runners.model_calls import layer_list
 from draftwood_model_runner.runners.shrinking import CONTEXT, rotation_limit
 from draftwood_model_runner.runners.trials import try_beyond_thresholds
 from draftwood_model_runner.sampling.generation_defaults import eos_token_ids, generation_defaults
@@ -119,43 +120,46 @@ def choose_runner(
     if weights != "as-is":
         return _quantized(module, max_context, threads, weights, feature_layers), f"weights are {weights}"
     if runner == "torch":
-        return _torch(module, exact, max_context), "chosen by name"
+        return _torch(module, exact, max_context, feature_layers), "chosen by name"
     if runner == "openvino":
         return _openvino(module, bool(exact), max_context, threads, feature_layers=feature_layers), "chosen by name"
     if runner == "cuda":
-        return _cuda(module, max_context, bool(exact)), "chosen by name"
+        return _cuda(module, max_context, bool(exact), feature_layers), "chosen by name"
     on_gpu = module.device.type == "cuda"
     try:
         if on_gpu:
-            factory, reason = _cuda(module, max_context, bool(exact)), f"the model is on {module.device}"
+            factory = _cuda(module, max_context, bool(exact), feature_layers)
+            reason = f"the model is on {module.device}"
         else:
             factory = _openvino(module, bool(exact), max_context, threads, feature_layers=feature_layers)
             reason = "the model is on a CPU"
     except UnsupportedRunnerError as error:
-        factory, reason = _torch(module, exact, max_context), str(error)
+        factory, reason = _torch(module, exact, max_context, feature_layers), str(error)
     _log.log(
         logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason
     )
     return factory, reason
 
 
-def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
+def _cuda(module: Any, max_context: int, exact: bool, feature_layers: tuple[int, ...]) -> RunnerFactory:
     from draftwood_model_runner.runners.cuda.device import require_triton
 
     require_triton(module.device)
     # Kernels, which Triton must have been made ready for.
     from draftwood_model_runner.runners.cuda.factory import take_over
 
-    return take_over(module, max_context, exact)
+    return take_over(module, max_context, exact, feature_layers)
 
 
-def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
+def _torch(module: Any, exact: bool | None, max_context: int, feature_layers: tuple[int, ...]) -> RunnerFactory:
     # Imports the modelling code of transformers, which a model in the cache does without.
     from draftwood_model_runner.runners.torch.probe import probe
     from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
 
+    if feature_layers:
+        layer_list(module)  # raises for a model that does not show them
     layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
-    return TorchRunnerFactory(module, layout)
+    return TorchRunnerFactory(module, layout, feature_layers)
 
 
 def _quantized(
@@ -246,8 +250,8 @@ def adopt(
         max_context, exact, runner, weights, threads: as for `load_model`. The torch runner changes the module,
             OpenVINO does not.
         defaults: as generation_defaults there.
-        feature_layers: for the openvino runner: the layers whose inputs a step shows as `Predictions.features`, one
-            behind the other; the number of layers stands for what the output head reads.
+        feature_layers: the layers whose inputs a step shows as `Predictions.features`, one beside the other; the
+            number of layers stands for what the output head reads.
 
     Raises:
         InvalidValueError: max_context, runner or weights is not allowed, or the runner has no exact mode.

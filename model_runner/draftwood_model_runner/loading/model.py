@@ -23,12 +23,13 @@ from draftwood_model_runner.loading.draft_models import (
     HEAD,
     check_draft_model,
     head_drafter,
+    left_out_if_unchosen,
     model_drafter,
     naming_draft_model,
     read_head,
 )
 from draftwood_model_runner.loading.loaded import DTYPES, LoadedModel, adopt, load_module
-from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD
+from draftwood_model_runner.loading.sources import NO_HEAD
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.runners.cuda.device import require_triton
 from draftwood_model_runner.runners.machine import default_threads
@@ -76,8 +77,9 @@ def load_model(
         cache, cache_bytes: folder of converted models, see `loading.conversion_cache`, or None for none, and the size
             of all of them at most.
         draft_model: folder or id of a smaller model of the same vocabulary, which drafts; None for none.
-        draft_head: folder of a draft head for this model, "auto" for the one that this package has for it, if it has
-            one and can compute it here, or "none".
+        draft_head: folder of a draft head for this model; "mtp" for the module for multi-token prediction of its
+            checkpoint; "auto" for the head that this package has for it, or else this module, if there is one that can
+            be computed here; or "none".
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults, tensor_parallel,
@@ -95,7 +97,7 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    head = read_head(draft_head, path_or_id, no_head_reason(chosen_device.type, runner, exact, tensor_parallel))
+    head = read_head(draft_head, path_or_id, no_head_reason(tensor_parallel))
     feature_layers = () if head is None else head.feature_layers_of_target
     if draft_model is not None:
         if tensor_parallel > 1:
@@ -140,8 +142,9 @@ def load_model(
     else:
         model = _kept(entry, path_or_id, threads, cache_bytes, convert)
     drafters = {}
-    if head is not None and (model.runner_name == "openvino" or draft_head != AUTO_HEAD):
-        drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
+    if head is not None:
+        with left_out_if_unchosen(draft_head):
+            drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
         with naming_draft_model(draft_model):
             draft = load_model(

@@ -44,8 +44,9 @@ from draftwood_model_runner.loading.gguf import (
 )
 
 _log = logging.getLogger(__name__)
-AUTO_HEAD, NO_HEAD = "auto", "none"
-"""What `draft_head` may be besides a folder: the head that this package has for the model, if it has one, and none."""
+AUTO_HEAD, MTP_HEAD, NO_HEAD = "auto", "mtp", "none"
+"""What `draft_head` may be besides a folder: the head that this package has for the model, or else the module for
+multi-token prediction of its checkpoint, if there is one; this module; and none."""
 _HEADS = Path(__file__).parent / "heads"
 _HEAD_FILES = ("config.json", "model.safetensors")
 _SILENT_SECONDS = 20.0
@@ -245,8 +246,9 @@ def bundled_head(model: str) -> str | None:
 def require_head(draft_head: str) -> None:
     """Raises InvalidValueError for a setting that names no draft head."""
     folder = Path(draft_head)
-    if draft_head not in (AUTO_HEAD, NO_HEAD) and not all((folder / name).is_file() for name in _HEAD_FILES):
-        allowed = f"it must be {AUTO_HEAD}, {NO_HEAD} or a folder with {' and '.join(_HEAD_FILES)}"
+    named = (AUTO_HEAD, MTP_HEAD, NO_HEAD)
+    if draft_head not in named and not all((folder / name).is_file() for name in _HEAD_FILES):
+        allowed = f"it must be {', '.join(named)} or a folder with {' and '.join(_HEAD_FILES)}"
         raise InvalidValueError("draft_head", draft_head, allowed)
 
 

@@ -91,6 +91,7 @@ class StepBatch:
         exact_top_k: how many of the greatest logits of each row must be the model's own. Others may be off, by less
             than it takes to be among them. None: all must be its own.
         features: float32[T, f], what a draft head reads of each token; None for a whole model.
+        reads_features: what a draft head reads of the model's hidden states is asked for, if the model shows it.
     """
 
     tokens: Int32Array
@@ -105,6 +106,7 @@ class StepBatch:
     prompt_lens: Int32Array | None = None
     exact_top_k: int | None = None
     features: Float32Array | None = None
+    reads_features: bool = True
 
     @property
     def size(self) -> int:
@@ -162,26 +164,29 @@ class Predictions(NamedTuple):
         top_tokens: int32[R, k], the k most probable tokens by these logits, best first, and of equally probable ones
             that with the lowest id; None for k = 0.
         features: float32[T, f], of all tokens of the step, the hidden states that draft heads read, see
-            `loading.loaded.adopt`; None if there are none.
+            `loading.loaded.adopt`. Of a head float32[R, d], what it hands on behind each token that needs logits. Lasts
+            until the next step. None if there are none, or they are not asked for. `Runner.step` returns them on the
+            host.
     """
 
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
-    features: Float32Array | None = None
+    features: Any = None
 
 
 class HeadParts(NamedTuple):
     """What a head needs beside its runner.
 
     Attributes:
-        combine: float32[n, d], what it reads of the target's features, float32[n, f].
-        embed: float32[n, d], the embeddings of int32[n] tokens.
+        combine: float32[n, d], what it reads of the target's features, [n, f] of `StepInFlight.features` or of
+            `Predictions.features`.
+        embed: float32[n, d], the embeddings of int32[n] tokens; None if its runner has them.
         token_ids: int32[v], the target's token for each of the head's.
     """
 
-    combine: Callable[[Float32Array], Float32Array]
-    embed: Callable[[Int32Array], Float32Array]
+    combine: Callable[[Any], Float32Array]
+    embed: Callable[[Int32Array], Float32Array] | None
     token_ids: Int32Array
 
 
@@ -213,8 +218,9 @@ class StepInFlight(Protocol):
         none of other drafts."""
 
     @property
-    def features(self) -> Float32Array | None:
-        """As in `Predictions`, once the step was waited for."""
+    def features(self) -> Any:
+        """As in `Predictions`, once the step was waited for, but an array of the runner, that may be on its device and
+        lasts as long as this."""
 
     def wait(self) -> tuple[StepFeedback, float]:
         """What it predicts at the nodes of all draft trees, once it is computed, and the seconds that the device took.

@@ -15,8 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_strategies.arrays import Float32Array
 
 Step = TypeVar("Step")
 
@@ -147,41 +149,144 @@ def layer_list(module: Any) -> nn.ModuleList:
     for part in decoder.modules():
         if isinstance(part, nn.ModuleList) and len(part) == wanted:
             return part
-    raise UnsupportedModelError(f"{type(module).__name__} has no list of its {wanted} layers")
+    raise UnsupportedModelError(
+        f"{type(module).__name__} has no list of its {wanted} layers, whose inputs a draft head reads"
+    )
+
+
+class LayerInputs:
+    """The inputs of some layers in a forward pass, see `noted_features`."""
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        self._layers = layers
+        self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+
+    def note(self, layer: int, hidden: torch.Tensor) -> None:
+        """The input of a layer, [1, T, d] or [T, 1, d]; several of them where a step has several forward passes."""
+        if layer in self._parts:
+            self._parts[layer].append(hidden.flatten(0, 1))
+
+    def joined(self, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """[T, f], the inputs of all layers one beside the other; None without layers.
+
+        Args:
+            out: [T, f], where they go.
+        """
+        if not self._layers:
+            return None
+        inputs = {layer: parts[0] if len(parts) == 1 else torch.cat(parts) for layer, parts in self._parts.items()}
+        return torch.cat([inputs[layer] for layer in self._layers], dim=-1, out=out)
+
+
+_NOTED: ContextVar[LayerInputs | None] = ContextVar("draftwood_layer_inputs", default=None)
+
+
+def note_layer_input(layer: int, hidden: torch.Tensor) -> None:
+    """Tells `noted_features` of a layer that is not called as a module; hidden as for `LayerInputs.note`."""
+    if (noted := _NOTED.get()) is not None:
+        noted.note(layer, hidden)
 
 
 @contextmanager
-def noted_features(module: Any, layers: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
-    """While it lasts, the inputs of these layers, [batch, T, d] each, as the forward pass comes to them.
+def noted_features(module: Any, layers: tuple[int, ...]) -> Iterator[LayerInputs]:
+    """While it lasts, the inputs of these layers are noted, as forward passes come to them.
 
     Args:
-        layers: the number of layers stands for what the output head reads.
+        layers: the number of layers stands for what the output head reads, behind the last norm. Of a `HeadModel`
+            `HANDED_ON`.
     """
-    noted = dict[int, torch.Tensor]()
-    of_model = layer_list(module)
-
-    def note_input(layer: int, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        noted[layer] = args[0] if args else kwargs["hidden_states"]
-
-    def note_output(layer: int, part: nn.Module, args: Any, output: Any) -> None:
-        noted[layer] = output[0]
-
-    hooks = []
-    for layer in layers:
-        if layer < len(of_model):
-            hooks.append(of_model[layer].register_forward_pre_hook(partial(note_input, layer), with_kwargs=True))
-        else:
-            hooks.append(module.get_decoder().register_forward_hook(partial(note_output, layer)))
+    noted = LayerInputs(layers)
+    hooks = _noting_hooks(module, noted, layers) if layers and not isinstance(module, HeadModel) else []
     try:
-        yield noted
+        with setting(_NOTED, noted):
+            yield noted
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def joined_features(noted: dict[int, torch.Tensor], layers: tuple[int, ...]) -> torch.Tensor:
-    """[T, f], of a batch [1, T] or [T, 1]; those of layers one behind the other."""
-    return torch.cat([noted[layer].flatten(0, 1) for layer in layers], dim=-1)
+def _noting_hooks(module: Any, noted: LayerInputs, layers: tuple[int, ...]) -> list[RemovableHandle]:
+    def note_input(layer: int, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        noted.note(layer, args[0] if args else kwargs["hidden_states"])
+
+    def note_output(layer: int, part: nn.Module, args: Any, output: Any) -> None:
+        noted.note(layer, output[0])
+
+    hooks, of_model = [], layer_list(module)
+    for layer in dict.fromkeys(layers):  # a shallow model's may be the same
+        if layer < len(of_model):
+            hooks.append(of_model[layer].register_forward_pre_hook(partial(note_input, layer), with_kwargs=True))
+        else:
+            hooks.append(module.get_decoder().register_forward_hook(partial(note_output, layer)))
+    return hooks
+
+
+HANDED_ON: tuple[int, ...] = (0,)
+"""What a `HeadModel` notes, see `noted_features`."""
+
+
+class HeadModel(nn.Module):
+    """A draft head, called as a model is by `logits_of_rows`, in the dtype and on the device of its target. It looks
+    the embeddings of its tokens up in the target's.
+
+    Hidden states travel by the host: it is given them as `StepBatch.features`, and what it hands on is noted as the
+    input of layer 0, [R, d].
+
+    Args:
+        head: such as `loading.draft_heads.EagleHead`; its weights change their dtype and device.
+        target: a transformers model.
+
+    Attributes:
+        hidden_width: d.
+
+    Raises:
+        UnsupportedModelError: the target has no embedding of its tokens.
+    """
+
+    def __init__(self, head: Any, target: Any) -> None:
+        super().__init__()
+        embedding = getattr(target.get_input_embeddings(), "weight", None)
+        if embedding is None:
+            raise UnsupportedModelError(f"{type(target).__name__} has no embedding of its tokens, which a head reads")
+        self.dtype, self.device = target.dtype, target.device
+        self._embedding = [embedding]  # a list, so that it is no weight of the head
+        self.hidden_width = int(head.features - embedding.shape[1])
+        if "lm_head.weight" in head.shared:
+            head.lm_head = target.get_output_embeddings()  # not held twice
+        self.head = head.to(self.device)
+        for weight in head.parameters():  # rotations stay in float32
+            weight.data = weight.data.to(self.dtype)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        features: torch.Tensor,
+        position_ids: torch.Tensor,
+        logits_to_keep: torch.Tensor,
+        use_cache: bool = False,
+    ) -> Any:
+        """An output with `logits`, [1, R, draft vocabulary].
+
+        Args:
+            input_ids, position_ids: int64[1, T].
+            features: [1, T, d], hidden states.
+            logits_to_keep: int64[R], the tokens that need logits.
+        """
+        from transformers.modeling_outputs import CausalLMOutput  # imports what most loading does without
+
+        embedded = nn.functional.embedding(input_ids, self._embedding[0])
+        read = torch.cat([embedded.to(self.dtype), features.to(self.dtype)], dim=-1)
+        hidden = self.head(read, position_ids)[0].index_select(0, logits_to_keep)
+        note_layer_input(HANDED_ON[0], hidden[None])
+        return CausalLMOutput(logits=self.head.logits(hidden)[None])
+
+    @torch.inference_mode()
+    def combine(self, features: Any) -> Float32Array:
+        """See `HeadParts.combine`; computed on the device."""
+        read = torch.as_tensor(features, dtype=self.dtype, device=self.device)
+        first = getattr(self.head, "fc", None)  # a head that reads one layer takes it as it is
+        combined: Float32Array = (read if first is None else first(read)).float().cpu().numpy()
+        return combined
 
 
 def logits_of_rows(module: Any, rows: torch.Tensor, **inputs: Any) -> torch.Tensor:

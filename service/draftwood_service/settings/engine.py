@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, may_have_mtp
 from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head
 from draftwood_service.settings.groups import JsonObject, SettingsGroup, Size, Weights
 
@@ -71,8 +71,9 @@ class ModelSettings(SettingsGroup):
     draft_model: str | None = None
     """Smaller model of the same vocabulary that drafts beside the model, named as that is; unset: none"""
     draft_head: str = AUTO_HEAD
-    """Folder of a draft head in the form of EAGLE-3 that was trained for the model; auto: the one that Draftwood has
-    for the model, if it has one; none: no head. Heads need runner openvino"""
+    """Folder of a draft head in the form of EAGLE-3 that was trained for the model; mtp: the module for multi-token
+    prediction of the model's checkpoint; auto: the head that Draftwood has for the model, or else this module, if there
+    is one; none: no head. Heads need tensor_parallel 1"""
     engine: Literal["draftwood", "vllm"] = "draftwood"
     """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
     vLLM serves (pip install 'draftwood[vllm]')"""
@@ -135,8 +136,10 @@ class ModelSettings(SettingsGroup):
     def model_strategies(self) -> list[str]:
         """Strategies that draft by models beside the model, as far as that is known before it is loaded."""
         # A GGUF file may be a model that has a head.
-        has_head = self.draft_head != AUTO_HEAD or self.model_path.endswith(".gguf") or bundled_head(self.model_path)
-        heads = ["head"] if has_head and self.draft_head != NO_HEAD and not self._no_head_reason else []
+        path = self.model_path
+        found = path.endswith(".gguf") or bundled_head(path) or may_have_mtp(path)
+        has_head = self.draft_head != NO_HEAD and (self.draft_head != AUTO_HEAD or found)
+        heads = ["head"] if has_head and not self._no_head_reason else []
         return heads if self.draft_model is None else [*heads, "draft_model"]
 
     @field_validator("device")
@@ -187,7 +190,7 @@ class ModelSettings(SettingsGroup):
 
     @property
     def _no_head_reason(self) -> str:
-        return no_head_reason(self.device, self.runner, self.exact, self.tensor_parallel)
+        return no_head_reason(self.tensor_parallel)
 
     def _check_nodes(self) -> None:
         ranks = self.tensor_parallel * self.pipeline_parallel

@@ -29,7 +29,7 @@ from draftwood_strategies.draft_engine.controller import (
     worth_drafting_ahead,
     worth_proposing,
 )
-from draftwood_strategies.draft_engine.guard import DraftedRequest, GuardedDrafter, TimedCalls
+from draftwood_strategies.draft_engine.guard import DraftedRequest, GuardedDrafter, TimedCalls, draft_by_model
 from draftwood_strategies.draft_engine.step_times import MEASURED_CONTEXT, StepSeconds, StepSize, StepTimes
 from draftwood_strategies.draft_engine.watchdog import Watchdog
 from draftwood_strategies.draft_engine.worth import (
@@ -327,20 +327,18 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
     Args:
         budgets: int32[s], the most nodes of each, 1 or more.
     """
-    parts = []
+    groups, proposing = [], []
     for strategy, rows in _by_strategy(drafters):
         asked = drafters if len(rows) == len(drafters) else [drafters[row] for row in rows]
-        calls = TimedCalls(asked)
-        trees = dispatch.propose_all(
-            strategy,
-            [guarded.drafter for guarded in asked],
-            budgets if asked is drafters else budgets[rows],
-            asked[0].vocab_size,
-            calls.failed,
-            calls.timed,
-        )
-        for guarded, nodes in zip(asked, segment_sizes(trees.offsets).tolist(), strict=True):
-            guarded.stats.proposed_tokens += nodes
+        given = [guarded.drafter for guarded in asked]
+        calls, nodes = TimedCalls(asked), budgets if asked is drafters else budgets[rows]
+        groups.append((rows, asked, calls))
+        proposing.append(dispatch.proposing(strategy, given, nodes, asked[0].vocab_size, calls))
+    parts = []
+    proposed = dispatch.run_together(proposing, partial(draft_by_model, drafters[0].watchdog))
+    for (rows, asked, calls), trees in zip(groups, proposed, strict=True):
+        for guarded, size in zip(asked, segment_sizes(trees.offsets).tolist(), strict=True):
+            guarded.stats.proposed_tokens += size
         calls.limit_costs()
         parts.append((rows, trees))
     return DraftTrees.scattered(parts, len(drafters))
@@ -372,7 +370,7 @@ def observe_all(
             part = *segments_of(accepted, offsets, chosen), None if feedback is None else feedback.part(chosen)
         calls = TimedCalls(observing)
         given = [guarded.drafter for guarded in observing]
-        dispatch.observe_all(strategy, given, *part, calls.failed, calls.timed)
+        dispatch.observe_all(strategy, given, *part, calls)
         calls.limit_costs()
         _pause(observing)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from draftwood_strategies import dispatch
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import (
     Composite,
@@ -21,6 +22,8 @@ from draftwood_strategies.base import (
     Drafter,
     DraftsForRow,
     DraftStats,
+    ModelAnswer,
+    ModelAsk,
     PromptIndexer,
     SourceCounts,
     Strategy,
@@ -93,6 +96,12 @@ class TimedCalls:
             if not first:
                 charge_all(accounts, share)
 
+    def charge(self, seconds: float) -> None:
+        """A model that was asked for all of them took so long for each."""
+        for drafter in self._drafters:
+            drafter.add_seconds(seconds)
+        charge_all(self._accounts, seconds)
+
     def limit_costs(self) -> None:
         """Lets the drafters that took too much time do without a part, pause or end."""
         for i in overdrawn(self._accounts):
@@ -111,6 +120,17 @@ def limited(watchdog: Watchdog | None, first: bool, function: Callable[..., Any]
         return watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args)
     except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
         raise ExitedError(f"{type(error).__name__}: {error}") from error
+
+
+def draft_by_model(watchdog: Watchdog | None, ask: ModelAsk) -> ModelAnswer:
+    """As `dispatch.draft_by_model`; the time of a first call does not count.
+
+    Raises:
+        Exception: as of `limited`.
+    """
+    first = is_first_call(ask.source, "draft")
+    answer: ModelAnswer = limited(watchdog, first, dispatch.draft_by_model, ask)
+    return answer._replace(seconds=0.0) if first else answer
 
 
 @dataclass(slots=True)

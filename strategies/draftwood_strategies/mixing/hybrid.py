@@ -25,6 +25,7 @@ from draftwood_strategies.base import (
     DraftsForRow,
     Feedback,
     PromptIndexer,
+    Proposing,
     SourceCounts,
     StepFeedback,
     Strategy,
@@ -33,7 +34,7 @@ from draftwood_strategies.base import (
     SupportsRebuild,
 )
 from draftwood_strategies.built_in import HybridOptions
-from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, propose_all
+from draftwood_strategies.dispatch import observe_all, proposing, run_together
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.candidates import SOURCES, TABLE
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
@@ -129,6 +130,10 @@ class HybridStrategy:
         return HybridDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> DraftTrees:
+        return run_together([self.propose_asking(drafters, budgets)])[0]
+
+    def propose_asking(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> Proposing:
+        """See `AsksModels`."""
         names, sequences = self.schedule.next(self.parts, len(drafters)), [drafter.sequence for drafter in drafters]
         trees = [DraftTrees.empty(len(drafters)) for _ in self.parts]
         mixed: DraftTrees | None = None
@@ -140,7 +145,7 @@ class HybridStrategy:
                 if beside and mixed is None:
                     mixed = self.mixture.draft_all(sequences, trees, budgets)
                 asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
-                trees[number] = self._trees(name, drafters, asked, budgets, mixed)
+                trees[number] = yield from self._trees(name, drafters, asked, budgets, mixed)
                 mixed = None if trees[number].tokens.size else mixed
         return self.mixture.draft_all(sequences, trees, budgets) if mixed is None else mixed
 
@@ -161,7 +166,11 @@ class HybridStrategy:
                 entries, of_having = segment_indices(offsets, having)
                 step = accepted[entries], of_having, None if feedback is None else feedback.part(having)
             taking = [drafters[i] for i in having]
-            observe_all(part, [drafter.parts[name] for drafter in taking], *step, *self._calls(name, taking))
+            calls = _PartCalls(name, taking)
+            try:
+                observe_all(part, [drafter.parts[name] for drafter in taking], *step, calls)
+            finally:
+                self.schedule.charge(name, calls.seconds)
 
     def _trees(
         self,
@@ -170,7 +179,7 @@ class HybridStrategy:
         asked: list[int],
         budgets: Int32Array,
         others: DraftTrees | None,
-    ) -> DraftTrees:
+    ) -> Proposing:
         """A part's checked trees, one for each drafter, empty for those that are not `asked`.
 
         Args:
@@ -179,28 +188,40 @@ class HybridStrategy:
         if not asked:
             return DraftTrees.empty(len(drafters))
         having = [drafters[i] for i in asked]
-        vocab_size, calls = having[0].vocab_size, self._calls(name, having)
+        vocab_size, calls = having[0].vocab_size, _PartCalls(name, having)
         if others is not None and len(asked) < len(drafters):
             others = DraftTrees.of([others[i] for i in asked])
-        proposed = propose_all(
-            self.parts[name], [drafter.parts[name] for drafter in having], budgets[asked], vocab_size, *calls, others
-        )
+        given = [drafter.parts[name] for drafter in having]
+        try:
+            proposed = yield from proposing(self.parts[name], given, budgets[asked], vocab_size, calls, others)
+        finally:  # also if it is interrupted, since the slowest part is dropped then
+            self.schedule.charge(name, calls.seconds)
         return DraftTrees.scattered([(asked, proposed)], len(drafters))
 
-    def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[OnFailure, TimedCall]:
-        """What becomes of the faults and the time of a part's calls for these drafters."""
 
-        def failed(i: int, method: str, error: Exception) -> None:
-            drafters[i].drop(name, method, error)
+class _PartCalls:
+    """What becomes of the faults and the time of a part's calls for these drafters; `dispatch.Calls`.
 
-        def timed(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return function(*args)
-            finally:
-                self.schedule.charge(name, (time.perf_counter() - started) / len(sequences))
+    Attributes:
+        seconds: that they took, of each drafter.
+    """
 
-        return failed, timed
+    def __init__(self, name: str, drafters: SequenceOf[HybridDrafter]) -> None:
+        self._name, self._drafters = name, drafters
+        self.seconds = 0.0
+
+    def failed(self, i: int, method: str, error: Exception) -> None:
+        self._drafters[i].drop(self._name, method, error)
+
+    def timed(self, sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self.charge((time.perf_counter() - started) / len(self._drafters))
+
+    def charge(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 class HybridDrafter:
@@ -349,7 +370,7 @@ class SourceSchedule:
         return self._active(names)
 
     def charge(self, name: str, seconds: float) -> None:
-        """A call of a source took so long for each sequence."""
+        """What a step asked of a source took so long for each sequence."""
         self._seconds[name] += _SMOOTHING * (seconds - self._seconds[name])
 
     def suspend_slowest(self, names: SequenceOf[str], has_table: bool) -> bool:

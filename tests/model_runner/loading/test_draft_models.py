@@ -8,17 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from draftwood_model_runner.engine import LEAST_AGREED, Engine, EngineConfig, model_strategies, try_drafters
-from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.engine_config import no_head_reason
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
 from draftwood_model_runner.loading import draft_models as draft_loading
 from draftwood_model_runner.loading import loaded, sources
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.draft_models import read_head
 from draftwood_model_runner.loading.gguf import dense_place
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.loading.sources import KNOWN_MODELS, bundled_head
-from draftwood_strategies import strategy_names
-from tests.draft_models import write_fewer_layers, write_untrained_head
+from draftwood_model_runner.request import StopParams
+from draftwood_strategies import create, strategy_names
+from tests.draft_models import (
+    permuting_model,
+    write_fewer_layers,
+    write_knowing_head,
+    write_model,
+    write_untrained_head,
+)
+from tests.model_runner.families import generate, taken_over
+from tests.model_runner.sequences import batch_of, run
 
 
 @pytest.fixture
@@ -76,9 +88,10 @@ def test_a_head_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: P
         ({"draft_head": wide}, "it must be a head for this model: that is 256 wide, and this head is for 128"),
         ({"draft_head": large}, "its weights do not fit its config.json"),
         ({"draft_head": deep}, "it reads layers (2, 9, 12), and the model has 6"),
-        ({"draft_head": str(tmp_path)}, "it must be auto, none or a folder with config.json and model.safetensors"),
-        ({"draft_head": head, "runner": "torch"}, "it must be auto or none: runner is torch, and a draft head needs"),
-        ({"draft_head": head, "exact": True}, "exact is true, and a draft head needs runner openvino"),
+        (
+            {"draft_head": str(tmp_path)},
+            "it must be auto, mtp, none or a folder with config.json and model.safetensors",
+        ),
         ({"draft_head": head, "tensor_parallel": 2}, "tensor_parallel is 2, and a draft head needs 1"),
     ):
         text = refusal(**options)
@@ -108,10 +121,42 @@ def test_a_head_that_nobody_chose_keeps_no_model_from_being_served(
 ) -> None:
     bundle(tmp_path, monkeypatch)
     with caplog.at_level(logging.INFO):
-        assert load_model(draft_head="auto", runner="torch").drafters == {}
-    assert "served without its draft head: runner is torch" in caplog.text
-    monkeypatch.setattr(loaded, "find_spec", lambda name: None)  # OpenVINO fails after the model was read
-    assert load_model(draft_head="auto").drafters == {}
+        assert read_head("auto", BUNDLED_MODEL, no_head_reason(tensor_parallel=2)) is None
+    assert "served without its draft head: tensor_parallel is 2, and a draft head needs 1" in caplog.text
+
+
+def test_a_model_that_shows_no_layers_has_no_head() -> None:
+    """And its other refusals say why it has none."""
+    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    module.config.num_hidden_layers = 5
+    with pytest.raises(UnsupportedModelError, match="has no list of its 5 layers, whose inputs a draft head reads"):
+        taken_over(module, runner="torch", feature_layers=(2,))
+
+
+@pytest.mark.parametrize("runner", ["auto", "torch", "cuda"])
+def test_a_model_and_its_head_are_loaded_by_every_runner(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without OpenVINO, which is known after the model was read, by the torch runner."""
+    if runner == "cuda":
+        # Kernels, which few tests of this file need.
+        from tests.model_runner.runners.cuda.interpreting import interpret
+
+        interpret()
+    monkeypatch.setattr(loaded, "find_spec", lambda name: None)
+    folder = write_model(tmp_path / "model", permuting_model())
+    exact = True if runner == "torch" else None
+    head = write_knowing_head(tmp_path / "head")
+    model = load_model(folder, draft_head=head, runner=runner, threads=1, exact=exact)
+    assert model.runner_name == ("torch" if runner == "auto" else runner)
+    assert model.exact == (runner == "torch")
+    assert [(facts.strategy, facts.parameters) for facts in model.draft_models] == [("head", 49_408)]
+    engine = Engine(model, EngineConfig(max_running=2, max_draft_nodes=6, adaptive_budget=False))
+    with model_strategies(engine):
+        [sequence] = batch_of([(1, 2, 3)], StopParams(5), strategy=create("head", depth=2), max_draft_nodes=6)
+    run(engine, sequence)
+    assert sequence.output == generate(permuting_model(), (1, 2, 3), 5)
+    assert sequence.stats.accepted_tokens >= 2
 
 
 @pytest.mark.system

@@ -19,6 +19,7 @@ from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draf
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
+from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself
 from tests.model_runner.families import RANDOM_FAMILIES, VOCAB, adopted
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import engine_of, make_sequence
@@ -95,6 +96,17 @@ def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dty
         oracle = OracleStrategy(answers, VOCAB, seed)
         crowded = engine(family, dtype, prefill_chunk=chunk, max_running=5)
         assert write(crowded, prompts(family), oracle, 1.0) == wanted
+
+
+@pytest.mark.parametrize("name", ["draft_model", "hybrid"])
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gpt-neox"])
+def test_the_same_bits_with_a_model_that_drafts(family: str, name: str) -> None:
+    wanted = plain(family, torch.bfloat16, 1.0)
+    crowded = engine_of(drafting_for_itself(model(family, torch.bfloat16)), 64, max_running=5, prefill_chunk=37)
+    sequences = [sampled(prompt, 1.0, create_beside(crowded, name)) for prompt in prompts(family)]
+    assert outputs(crowded, sequences, preempt_every=6) == wanted
+    assert_no_faults(sequences)
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "bundled"])

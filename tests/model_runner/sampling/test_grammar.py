@@ -19,7 +19,9 @@ from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import Strategy, create
+from draftwood_strategies import Strategy
+from tests.model_runner.beside import NAMES as MODEL_DRAFTS
+from tests.model_runner.beside import create_beside, served_beside
 from tests.model_runner.families import reference, served
 from tests.model_runner.sampling.held import allowed_by, drafted_answer, held_answer
 from tests.model_runner.sequences import engine_of, make_sequence, run
@@ -78,10 +80,20 @@ def follows(kind: GrammarKind, text: str) -> bool:
     return re.fullmatch(pattern, text) is not None
 
 
+@pytest.fixture(scope="module")
+def beside() -> Engine:
+    """With models that draft."""
+    return engine_of(served_beside("bundled", "openvino"), 24)
+
+
 @pytest.mark.parametrize("kind", GRAMMARS)
-def test_the_answer_is_plain_decodings_with_any_draft(engine: Engine, kind: GrammarKind) -> None:
+@pytest.mark.parametrize(("models", "name"), [("engine", "hybrid"), *(("beside", name) for name in MODEL_DRAFTS)])
+def test_the_answer_is_plain_decodings_with_any_draft(
+    models: str, name: str, kind: GrammarKind, request: pytest.FixtureRequest
+) -> None:
+    engine: Engine = request.getfixturevalue(models)
     wanted = expected(kind, 80)
-    strategy = create("hybrid")
+    strategy = create_beside(engine, name)
     for nodes in (0, 3, 24):
         sequence, text = answer(engine, kind, strategy, nodes)
         assert sequence.output == wanted, nodes

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_strategies import Strategy, create, strategy_names
+from tests.model_runner.beside import assert_no_faults, create_beside, served_beside
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling import test_token_sampler as sampler
 from tests.model_runner.sampling.test_token_sampler import PROMPT, engine_for, expected, few_examples, sequence
-from tests.model_runner.sequences import run
+from tests.model_runner.sequences import engine_of, run
 
 LONGER = PROMPT * 2
 """Longer than the window of those that have one."""
 
 
-@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["llama"]))
+@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["llama", "bundled"]))
 @given(wanted=sampler.params, stop=sampler.stops, others=st.lists(sampler.params, min_size=7, max_size=7))
 @few_examples
 def test_every_setting_alone_in_a_batch_and_with_any_draft(
@@ -35,6 +36,12 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
         one = sequence(LONGER, wanted, stop, strategy)
         run(engine, one)
         assert one.stats.drafting_disabled_reason == ""
+        assert one.output == answer
+    beside = engine_of(served_beside(family, runner), 24)
+    for name in (*beside.model_drafts, "hybrid"):
+        one = sequence(LONGER, wanted, stop, create_beside(beside, name))
+        run(beside, one)
+        assert_no_faults([one])
         assert one.output == answer
     crowd = [sequence((*LONGER[:-1], i), other, stop, hybrid) for i, other in enumerate(others)]
     one = sequence(LONGER, wanted, stop, oracle)

@@ -31,6 +31,7 @@ from draftwood_model_runner.sampling.generation_defaults import Constraints
 from draftwood_model_runner.sampling.token_sampler import TokenSampler, exact_top_k
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
+from tests.model_runner.beside import create_beside, served_beside
 from tests.model_runner.families import VOCAB, generate, reference, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
@@ -125,8 +126,8 @@ def engine_for(family: str, runner: str = "torch") -> Engine:
 
 
 STRATEGIES = [
-    pytest.param(name, marks=() if name in ("hybrid", "oracle") else pytest.mark.slow)
-    for name in (*strategy_names(), "oracle")
+    pytest.param(name, marks=() if name in ("hybrid", "oracle", "draft_model") else pytest.mark.slow)
+    for name in (*strategy_names(), "oracle", "draft_model")
 ]
 """Those that draft the most, the others only among the slow tests."""
 
@@ -136,8 +137,9 @@ STRATEGIES = [
 @few_examples
 def test_the_output_is_the_same_when_steps_are_skipped(name: str, wanted: SamplingParams, stop: StopParams) -> None:
     answer = expected("llama", PROMPT, wanted, stop)
-    strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else create(name)
-    engine = engine_of(served("llama"), 24, prefill_chunk=6, shared_prefill_chunk=6)
+    model = served_beside("llama") if name == "draft_model" else served("llama")
+    engine = engine_of(model, 24, prefill_chunk=6, shared_prefill_chunk=6)
+    strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else create_beside(engine, name)
     writer = sequence(PROMPT, wanted, stop, strategy)
     engine.add(writer)
     while not writer.output:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import draftwood_strategies
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.output import FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence, SequenceState
+from tests.model_runner.beside import NAMES as MODEL_DRAFTS
+from tests.model_runner.beside import assert_no_faults, create_beside, served_beside
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling.test_token_sampler import expected
@@ -65,28 +66,33 @@ def test_preempted_sequences_write_what_they_would_have_written(family: str, run
 
 
 @pytest.mark.system
-def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
+@pytest.mark.parametrize("name", ["trie", *MODEL_DRAFTS])
+def test_sampling_penalties_and_stop_strings_survive_a_preemption(name: str) -> None:
+    model = served_beside("bundled", "openvino") if name in MODEL_DRAFTS else served("bundled")
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2)
     prompts = [served("bundled").tokenizer.encode(f"question {i}: where is my order") for i in range(4)]
     stop = StopParams(220, ignore_eos=True, strings=("no such text",))
 
-    def written(**options: Any) -> tuple[int, list[list[int]], list[str], list[list[float]]]:
+    def written(nodes: int = 8, **options: Any) -> tuple[int, list[list[int]], list[str], list[list[float]]]:
         """Preemptions, and of each sequence its output, text and log-probabilities."""
-        strategy = draftwood_strategies.create("trie")
+        engine = engine_of(model, 8, max_running=6, **options)
+        strategy = create_beside(engine, name)
         sequences = [
-            make_sequence(str(i), prompt, stop, replace(sampling, seed=i), strategy=strategy, max_draft_nodes=8)
+            make_sequence(str(i), prompt, stop, replace(sampling, seed=i), strategy=strategy, max_draft_nodes=nodes)
             for i, prompt in enumerate(prompts)
         ]
-        outputs = run(engine_for("bundled", max_draft_nodes=8, **options), *sequences)
+        outputs = run(engine, *sequences)
+        assert_no_faults(sequences)
+        assert (sum(sequence.stats.draft_tokens for sequence in sequences) > 0) == (nodes > 0)
         own = [[output for output in outputs if output.sequence is sequence] for sequence in sequences]
         texts = ["".join("".join(output.texts) for output in one) for one in own]
         logprobs = [[entry.logprob for output in one for entry in output.logprobs] for one in own]
         return sum(s.stats.preemptions for s in sequences), [s.output for s in sequences], texts, logprobs
 
-    plenty, scarce = written(), written(kv_cache_tokens=530)
+    plain, plenty, scarce = written(nodes=0), written(), written(kv_cache_tokens=530)
     assert plenty[0] == 0 < scarce[0]
-    assert plenty[1:3] == scarce[1:3]
-    for one, other in zip(plenty[3], scarce[3], strict=True):
+    assert plain[1:3] == plenty[1:3] == scarce[1:3]
+    for one, other in zip(plain[3] + plain[3], plenty[3] + scarce[3], strict=True):
         assert one == pytest.approx(other, abs=1e-3)
 
 
@@ -102,12 +108,14 @@ def test_a_grammar_survives_a_preemption() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral-sliding", "phi"])
-def test_each_turn_of_a_chat_reuses_the_turns_before(family: str) -> None:
-    engine = engine_for(family)
-    strategy = draftwood_strategies.create("trie")
+@pytest.mark.parametrize("name", ["trie", "draft_model"])
+def test_each_turn_of_a_chat_reuses_the_turns_before(family: str, name: str) -> None:
+    engine = engine_of(served_beside(family), NODES)
+    strategy = create_beside(engine, name)
     chat: tuple[int, ...] = (5, 3) * 12
     for turn in range(4):
         sequence = answer(engine, chat, 15, strategy=strategy, tenant="a")
+        assert_no_faults([sequence])
         assert sequence.output == greedy(family, chat, 15)
         # All full pages but for the last token written, whose keys and values nobody needed, and the user's new words.
         assert sequence.stats.cached_prompt_tokens == (0 if turn == 0 else (len(chat) - 1 - 8) // PAGE_SIZE * PAGE_SIZE)
@@ -168,13 +176,14 @@ def test_a_deadline_ends_a_sequence_with_its_error() -> None:
 @pytest.mark.parametrize(
     ("sampling", "kv_cache_tokens", "prefix_cache"), [(SamplingParams(), 264, True), (PENALIZED, 464, False)]
 )
+@pytest.mark.parametrize("name", ["trie", "draft_model", "hybrid"])
 def test_pauses_change_no_token(
-    family: str, runner: str, sampling: SamplingParams, kv_cache_tokens: int, prefix_cache: bool
+    family: str, runner: str, name: str, sampling: SamplingParams, kv_cache_tokens: int, prefix_cache: bool
 ) -> None:
     options = {"prefill_chunk": 20, "kv_cache_tokens": kv_cache_tokens, "prefix_cache": prefix_cache}
-    engine = engine_of(served(family, runner), 8, max_running=2, **options)
+    engine = engine_of(served_beside(family, runner), 8, max_running=2, **options)
     random = np.random.default_rng(kv_cache_tokens)
-    strategy, stop = draftwood_strategies.create("trie"), StopParams(60)
+    strategy, stop = create_beside(engine, name), StopParams(60)
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 15 * i)) for i in range(4)]
     sequences = [
         make_sequence(str(i), prompt, stop, sampling, strategy=strategy, max_draft_nodes=8, tenant="ab"[i % 2])
@@ -194,6 +203,7 @@ def test_pauses_change_no_token(
         expected(family, prompt, sampling, stop) for prompt in prompts
     ]
     assert sum(sequence.stats.pauses for sequence in sequences) >= 3
+    assert_no_faults(sequences)
 
 
 def test_paused_sequences_leave_slots_memory_and_shares_to_others() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,11 +16,12 @@ from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.cuda import tiling
 from draftwood_model_runner.runners.cuda.attention import STEP
 from draftwood_model_runner.runners.cuda.layers import fuse, make_exact, remove
-from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.memory import NO_FEATURES, PAGE_SIZE, FeatureShape
 from draftwood_model_runner.runners.cuda.recurrent_layers import LayerShape, shapes_of
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.sampling import LaunchedStep
 from draftwood_model_runner.runners.machine import bytes_per_token, default_capacity
+from draftwood_model_runner.runners.model_calls import HANDED_ON, HeadModel, layer_list
 from draftwood_model_runner.runners.recurrent_layers import RecurrentLayer, find_recurrent_layers
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.trials import (
@@ -33,6 +35,7 @@ from draftwood_model_runner.runners.trials import (
     try_beyond_thresholds,
     unsupported_layers,
 )
+from draftwood_strategies.arrays import Float32Array
 
 _log = logging.getLogger(__name__)
 _CONTEXT, _LONG_CONTEXT = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3
@@ -45,7 +48,7 @@ class CudaRunnerFactory:
     """Implements `runners.base.RunnerFactory`.
 
     Attributes:
-        module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
+        module: a transformers model whose attention is `attention.paged_attention`, see `probe`; or a `HeadModel`.
     """
 
     name: ClassVar[str] = "cuda"
@@ -69,19 +72,46 @@ class CudaRunnerFactory:
         return CudaRunner(self.module, self.layout, kv_tokens, sequences=sequences)
 
 
-def take_over(module: Any, max_context: int, exact: bool) -> CudaRunnerFactory:
+def take_over(module: Any, max_context: int, exact: bool, feature_layers: tuple[int, ...] = ()) -> CudaRunnerFactory:
     """The model as this runner computes it; its attention is replaced.
 
     Args:
         exact: compute so that rounding does not depend on drafts and batch, which takes longer.
+        feature_layers: see `loading.loaded.adopt`.
 
     Raises:
-        UnsupportedRunnerError: draft trees cannot be verified on the model by this runner; gives the reason.
+        UnsupportedRunnerError: draft trees cannot be verified on the model by this runner, or it does not show the
+            inputs of its layers; gives the reason.
     """
     try:
-        return CudaRunnerFactory(module, probe(module, max_context, exact))
+        if feature_layers:
+            layer_list(module)
+        layout = probe(module, max_context, exact)
     except UnsupportedModelError as error:
         raise UnsupportedRunnerError(f"CUDA: {error}") from error
+    shown = len(feature_layers) * int(module.config.get_text_config().hidden_size)
+    features = FeatureShape(feature_layers, shown, 0, module.dtype) if feature_layers else NO_FEATURES
+    return CudaRunnerFactory(module, replace(layout, features=features))
+
+
+def take_over_head(head: Any, target: CudaRunnerFactory) -> tuple[CudaRunnerFactory, Callable[[Any], Float32Array]]:
+    """A draft head as this runner computes it, without fused operations, and `HeadParts.combine`, which computes on the
+    device. It has no exact mode: drafts decide no token.
+
+    Args:
+        head: is changed as a model is, and takes the dtype and the device of its target. Its layers have numbers.
+
+    Raises:
+        UnsupportedModelError: see `HeadModel`.
+    """
+    module = HeadModel(head, target.module)
+    STEP.install(head)
+    numbers = sorted({int(part.layer_idx) for part in head.modules() if hasattr(part, "layer_idx")})
+    group = max(int(head.config.num_attention_heads) // shape.kv_heads for shape in head.kv_shapes)
+    width = module.hidden_width
+    features = FeatureShape(HANDED_ON, width, width, module.dtype)
+    layout = CudaLayout(head.kv_shapes, group, module.dtype, module.device, layers=tuple(numbers), features=features)
+    return CudaRunnerFactory(module, layout), module.combine
 
 
 @torch.inference_mode()

@@ -22,18 +22,19 @@ from draftwood_model_runner.runners.cuda.device import (
     LEAST_RUN_OF_MANY,
     PROGRAMS,
     TOP_BLOCK,
+    DeviceBuffer,
     Machine,
     launch,
     machine,
     power_of_2,
 )
 from draftwood_model_runner.runners.cuda.kernels.sampling import top_of_blocks, top_of_rows
-from draftwood_model_runner.runners.cuda.memory import KVPages, StepArrays
+from draftwood_model_runner.runners.cuda.memory import NO_FEATURES, FeatureShape, KVPages, StepArrays
 from draftwood_model_runner.runners.cuda.recurrent_layers import DeviceStep, LayerStates
 from draftwood_model_runner.runners.cuda.sampling import TOP, Results, log_probabilities, sample_and_accept
 from draftwood_model_runner.runners.cuda.state_rows import WALK, PlannedRow, StateArrays, StateLayout
 from draftwood_model_runner.runners.cuda.tiling import LEVELS, NO_TILES, Division, Tiles, divide, divide_exactly
-from draftwood_model_runner.runners.model_calls import logits_of_rows, setting
+from draftwood_model_runner.runners.model_calls import logits_of_rows, noted_features, setting
 from draftwood_model_runner.runners.recurrent_layers import STEP as RECURRENT_STEP
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
 from draftwood_model_runner.sampling.most_probable import most_probable
@@ -61,6 +62,8 @@ class StepBuffers:
     Attributes:
         top: int32[tokens, TOP + 1], the most probable tokens after each row of logits, and the chosen one.
         state_arrays: for recurrent layers; None without.
+        shown: [tokens, f], the features of each step, whether they are read or not; None without.
+        given: its array "features", float32[tokens, d], is what a head is given; None of a model.
 
     Args:
         walk: entries of `state_arrays.walk`; 0 without recurrent layers.
@@ -77,7 +80,14 @@ class StepBuffers:
         device: torch.device,
         levels: int = 0,
         walk: int = 0,
+        features: FeatureShape = NO_FEATURES,
     ) -> None:
+        self.shown: torch.Tensor | None = None
+        if features.layers:
+            self.shown = torch.zeros((tokens, features.shown), dtype=features.dtype, device=device)
+        self.given: DeviceBuffer | None = None
+        if features.given:
+            self.given = DeviceBuffer({"features": (np.float32, (tokens, features.given))}, device)
         self.state_arrays = StateArrays(tokens, walk, device) if walk else None
         self.arrays = StepArrays(tokens, words, parts, pages, device, levels)
         self.scratch = Scratch(shapes, parts * rows, device)
@@ -103,8 +113,12 @@ class StepBuffers:
         sampling: SamplingMetadata | None = None,
         states: StateLayout | None = None,
     ) -> None:
-        """Copies a step to the device, see `StepArrays.fill`, with the arrays for recurrent layers."""
+        """Copies a step to the device, see `StepArrays.fill`, with the arrays for recurrent layers, and what a head is
+        given."""
         self.arrays.fill(batch, tiles, padded, sampling)
+        if self.given is not None and batch.features is not None:
+            self.given.host["features"][: batch.size] = batch.features
+            self.given.send(until="features", size=batch.features.size)
         if self.state_arrays is not None and states is not None:
             self.state_arrays.fill(states, padded)
 
@@ -117,6 +131,7 @@ class PreparedStep(NamedTuple):
         logit_rows: R, after padding; `wanted` without.
         rows: of a part of attention.
         fixed: its buffers are those at fixed addresses.
+        shown: rows of its features that are read.
     """
 
     buffers: StepBuffers
@@ -125,6 +140,7 @@ class PreparedStep(NamedTuple):
     wanted: int
     rows: int
     fixed: bool
+    shown: int = 0
 
 
 class Forward:
@@ -138,6 +154,7 @@ class Forward:
         group: heads that share a key, at most.
         exact: the bits of a token's logits do not depend on the other tokens of its step.
         states: of each recurrent layer.
+        features: what it shows.
     """
 
     def __init__(
@@ -148,8 +165,9 @@ class Forward:
         device: torch.device,
         exact: bool = False,
         states: SequenceOf[LayerStates] = (),
+        features: FeatureShape = NO_FEATURES,
     ) -> None:
-        self._states = states
+        self._states, self._features = states, features
         self._module, self._kv, self.device, self._exact = module, kv, device, exact
         self._group, self._shapes = group, tuple(kv.by_shape)
         self._machine = machine(device, max(shape.key_dim for shape in self._shapes))
@@ -158,7 +176,7 @@ class Forward:
         parts = self._division(few).most_parts(SIZES[-1]) * (_EXACT_PARTS if exact else 1)
         words, levels = (1, LEVELS) if exact else (_WORDS, 0)
         self._fixed = StepBuffers(
-            self._shapes, SIZES[-1], words, parts, few, _PAGES * kv.pages, device, levels, self._walk(0)
+            self._shapes, SIZES[-1], words, parts, few, _PAGES * kv.pages, device, levels, self._walk(0), features
         )
         self._large: StepBuffers | None = None
         self.logits: torch.Tensor | None = None
@@ -176,6 +194,8 @@ class Forward:
         """What a captured step reads and writes at the same addresses."""
         fixed = self._fixed
         memory = [*self._kv.layers.values(), fixed.arrays.buffer.memory, fixed.scratch.sums, fixed.top]
+        memory += [] if fixed.shown is None else [fixed.shown]
+        memory += [] if fixed.given is None else [fixed.given.memory]
         if fixed.state_arrays is not None:
             memory += [
                 fixed.state_arrays.buffer.memory,
@@ -193,13 +213,16 @@ class Forward:
         """
         states = StateLayout(batch, planned) if self._states else None
         wanted = batch.logit_rows.size
+        shown = 0
+        if self._features.layers and batch.reads_features:
+            shown = wanted if self._features.given else batch.size
         many = batch.size * self._group > _FEW_ROWS * batch.rows
         for rows in reversed(self.row_choices if many else self.row_choices[:1]):
             tiles = divide_exactly(batch, rows // self._group) if self._exact else divide(batch, self._division(rows))
             if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows, states):
                 tokens = padded_size(batch.size)
                 self._fixed.fill(batch, tiles, tokens, sampling, states)
-                return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
+                return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, True, shown)
         if self._large is None or not self._large.fits(batch, tiles, rows, states):
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
@@ -210,9 +233,10 @@ class Forward:
             self._large = StepBuffers(
                 *(self._shapes, tokens, words, parts, rows, 2 * batch.block_table.size, self.device, levels),
                 self._walk(0 if states is None else states.walk.size),
+                self._features,
             )
         self._large.fill(batch, tiles, batch.size, sampling, states)
-        return PreparedStep(self._large, batch.size, wanted, wanted, rows, fixed=False)
+        return PreparedStep(self._large, batch.size, wanted, wanted, rows, False, shown)
 
     def prepare_padding(self, tokens: int, rows: int) -> PreparedStep:
         """A step of so many tokens that are all padding."""
@@ -222,21 +246,28 @@ class Forward:
         return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
 
     def launch(self, ready: PreparedStep) -> torch.Tensor:
-        """Launches the model and finds the most probable tokens; returns the logits [R, vocab]."""
-        buffers, tokens = ready.buffers, ready.tokens
+        """Launches the model and finds the most probable tokens; returns the logits [R, vocab]. Its features go to
+        `StepBuffers.shown`."""
+        buffers, tokens, given = ready.buffers, ready.tokens, {}
         arrays = buffers.arrays
         step = AttentionStep(self._kv, arrays, buffers.scratch, self._machine, ready.rows)
         mixing = None
         if buffers.state_arrays is not None:
             mixing = DeviceStep(self._states, buffers.state_arrays, tokens, self._machine)
-        with STEP.during(step), setting(RECURRENT_STEP, mixing):
+        if buffers.given is not None:
+            given["features"] = buffers.given["features"][None, :tokens]
+        features = noted_features(self._module, self._features.layers)
+        with STEP.during(step), setting(RECURRENT_STEP, mixing), features as noted:
             logits = logits_of_rows(
                 self._module,
                 arrays.logit_rows[: ready.logit_rows].long(),
                 input_ids=arrays.tokens[None, :tokens].long(),
                 position_ids=arrays.positions[None, :tokens].long(),
                 use_cache=False,
+                **given,
             )
+        if buffers.shown is not None:
+            noted.joined(buffers.shown[: ready.logit_rows if given else tokens])
         if ready.logit_rows:
             find_top(logits, buffers)
         return logits
@@ -253,7 +284,10 @@ class Forward:
         host_top = buffers.next_host_top()[:wanted]
         host_top.copy_(buffers.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
-        return Results(logits, host_top, more, sampling is not None, logprobs, written)
+        features = None
+        if buffers.shown is not None and ready.shown:
+            features = buffers.shown[: ready.shown].clone()  # another step may begin before they are read
+        return Results(logits, host_top, more, sampling is not None, logprobs, written, features)
 
     def _walk(self, entries: int) -> int:
         """Entries of `walk` in step buffers; 0 without recurrent layers."""

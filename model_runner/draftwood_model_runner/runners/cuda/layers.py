@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from draftwood_model_runner.runners.cuda.attention import paged_attention, with_rows
 from draftwood_model_runner.runners.cuda.device import LINEAR_BLOCK, SILU_BLOCK, launch, power_of_2
 from draftwood_model_runner.runners.cuda.kernels.layers import linear, rms_norm, rotate, silu_product
+from draftwood_model_runner.runners.model_calls import note_layer_input
 
 LARGEST_ROW = 16_384
 """Numbers that one program normalizes: its registers hold them."""
@@ -243,7 +244,9 @@ class FusedDecoder:
         residual = self._model.embed_tokens(input_ids)
         rotation = self._model.rotary_emb(residual, position_ids=position_ids)
         normed = self._first(residual)
-        for layer, middle, following in zip(self._layers, self._middle, self._following, strict=True):
+        parts = zip(self._layers, self._middle, self._following, strict=True)
+        for number, (layer, middle, following) in enumerate(parts):
+            note_layer_input(number, residual)
             attended, _ = layer.self_attn(
                 hidden_states=normed, position_embeddings=rotation, attention_mask=None, position_ids=position_ids
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,25 @@ from draftwood_strategies.arrays import Int32Array
 
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
+
+
+class FeatureShape(NamedTuple):
+    """What a model shows to draft heads; or what a head is given, and hands on.
+
+    Attributes:
+        layers: whose inputs a step shows, see `noted_features`.
+        shown: numbers of them, of each token; of a head of each one that needs logits.
+        given: numbers of hidden states that a head is given of each token; 0 for a model.
+        dtype: of what is shown.
+    """
+
+    layers: tuple[int, ...] = ()
+    shown: int = 0
+    given: int = 0
+    dtype: torch.dtype = torch.float32
+
+
+NO_FEATURES = FeatureShape()
 
 
 class KVPages:

@@ -30,7 +30,7 @@ from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.device import to_device
 from draftwood_model_runner.runners.cuda.following import Followed
 from draftwood_model_runner.runners.cuda.forward import CAPTURES, Forward, Graphs
-from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE, KVPages
+from draftwood_model_runner.runners.cuda.memory import NO_FEATURES, PAGE_SIZE, FeatureShape, KVPages
 from draftwood_model_runner.runners.cuda.recurrent_layers import STATE_NODES, LayerShape, LayerStates, allocated
 from draftwood_model_runner.runners.cuda.sampling import Clock, CudaStep, LaunchedStep, sampling_of
 from draftwood_model_runner.runners.cuda.state_rows import SPARE_SEQUENCES, StateRows
@@ -65,6 +65,7 @@ class CudaLayout:
         exact: outputs are bit-identical with and without drafts, in any batch.
         layers: numbers of those that attend; None if all do.
         recurrent layers: what each layer with a state keeps.
+        features: what it shows to draft heads, or what a head is given.
     """
 
     shapes: tuple[KVShape, ...]
@@ -74,6 +75,7 @@ class CudaLayout:
     exact: bool = False
     layers: tuple[int, ...] | None = None
     recurrent_layers: tuple[LayerShape, ...] = ()
+    features: FeatureShape = NO_FEATURES
 
     @property
     def state_bytes(self) -> int:
@@ -112,7 +114,7 @@ class CudaRunner:
             self.states, memory = _state_memory(layout, kv_tokens, sequences)
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens, layout.layers)
         self.pages = self._kv.pages
-        self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory)
+        self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory, layout.features)
         capture = CAPTURES.get(layout.device.type) if graphs else None
         self._graphs = None if capture is None else Graphs(self._forward, capture(self._forward))
         self._device, self._exact = layout.device, layout.exact
@@ -122,7 +124,8 @@ class CudaRunner:
         if self._graphs is not None and layout.device.type == "cuda":
             with torch.inference_mode():
                 self._graphs.capture_all()
-            compile_sampling(self)
+            if not layout.features.given:  # a head's tokens are chosen by the host
+                compile_sampling(self)
 
     @property
     def capture_problem(self) -> str:
@@ -139,7 +142,11 @@ class CudaRunner:
         return self.states is None and not self._exact
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
-        return self.launch(batch, top_k).wait()[0].predictions
+        predictions = self.launch(batch, top_k).wait()[0].predictions
+        if predictions.features is None:
+            return predictions
+        with device_errors("copying features"):
+            return predictions._replace(features=predictions.features.float().cpu().numpy())
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> CudaStep:
         sampling = sampling_of(batch, samplers)

@@ -68,7 +68,7 @@ class HostResults(NamedTuple):
     """What a step predicts and chooses, on the host.
 
     Attributes:
-        predictions: the logits are on the device.
+        predictions: the logits and features are on the device.
         sampled: int32[R], the token that is written after each, or `NOT_SAMPLED`; None if no sampling was given.
         logprobs: if a sequence reports them.
         laid_out: if the device laid the step out.
@@ -133,6 +133,7 @@ class Results(NamedTuple):
         has_samples: tokens were chosen.
         logprobs: as `Logprobs`, on the host.
         written: if tokens were chosen; to be called before another step is laid out.
+        features: see `StepInFlight.features`; a copy, on the device.
     """
 
     logits: torch.Tensor
@@ -141,13 +142,14 @@ class Results(NamedTuple):
     has_samples: bool
     logprobs: tuple[torch.Tensor, ...] | None
     written: Callable[[], Written] | None
+    features: torch.Tensor | None = None
 
     def on_host(self, laid_out: LaidOut | None) -> HostResults:
         """Copies, as the next step writes to the same memory."""
         tokens = self.top.numpy().copy()
         top_tokens = tokens[:, :TOP].copy() if self.more is None else self.more
         return HostResults(
-            Predictions(self.logits, tokens[:, 0].copy(), top_tokens),
+            Predictions(self.logits, tokens[:, 0].copy(), top_tokens, self.features),
             tokens[:, TOP].copy() if self.has_samples else None,
             None if self.logprobs is None else Logprobs(*(part.numpy() for part in self.logprobs)),
             laid_out,
@@ -363,7 +365,7 @@ class CudaStep:
         self._results: HostResults
         self._feedback: StepFeedback
         self.scores: Float32Array = np.zeros(0, np.float32)
-        self.features: Float32Array | None = None
+        self.features: torch.Tensor | None = None
 
     @property
     def can_overlap(self) -> bool:
@@ -379,6 +381,7 @@ class CudaStep:
 
     def wait(self) -> tuple[StepFeedback, float]:
         self._results, seconds = self._launched.wait()
+        self.features = self._results.predictions.features
         if self._results.laid_out is None:
             predictions = self._results.predictions
             self._feedback = self._batch.feedback(predictions.tokens, predictions.top_tokens)

@@ -27,7 +27,6 @@ from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunn
 from draftwood_model_runner.runners.model_calls import (
     AttentionHook,
     follow_positions,
-    joined_features,
     noted_features,
     positions_of_step,
 )
@@ -120,7 +119,8 @@ class _FlatModel(torch.nn.Module):
         finally:
             hook.remove()
         logits: torch.Tensor = output.logits.flatten(0, 1)
-        return (logits, joined_features(noted, self._feature_layers)) if self._feature_layers else logits
+        features = noted.joined()
+        return logits if features is None else (logits, features)
 
 
 def convert(module: Any, max_context: int, feature_layers: tuple[int, ...] = ()) -> ConvertedModel:
@@ -217,7 +217,7 @@ class _NoListsOfTensors(TorchFunctionMode):
 
 class _FlatHead(torch.nn.Module):
     """A draft head over a flat batch: features float32[T, 1, f], position_ids int64[T, 1], logit_rows int64[R]; logits
-    [R, vocab] and what it hands on to its next token, [T, d]."""
+    [R, vocab] and what these tokens hand on to the next ones, [R, d]."""
 
     def __init__(self, head: Any, max_context: int) -> None:
         super().__init__()
@@ -228,12 +228,12 @@ class _FlatHead(torch.nn.Module):
         self, features: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with _TRACE.during(self._max_context):
-            hidden = self.head(features, position_ids).flatten(0, 1)
-        return self.head.logits(hidden.index_select(0, logit_rows)), hidden
+            hidden = self.head(features, position_ids).flatten(0, 1).index_select(0, logit_rows)
+        return self.head.logits(hidden), hidden
 
 
 def convert_head(head: Any, max_context: int) -> ConvertedModel:
-    """A draft head for OpenVINO, see `loading.draft_heads.EagleHead`; as `convert`."""
+    """A draft head for OpenVINO, see `loading.draft_heads.EagleHead` and `loading.mtp_heads.MtpHead`; as `convert`."""
     try:
         with _as_traced(head):
             _TRACE.install(head)

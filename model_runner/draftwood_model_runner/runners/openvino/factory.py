@@ -172,7 +172,7 @@ def take_over_head(
     41 instead of 23 ms after a product of NumPy.
 
     Args:
-        head: a `loading.draft_heads.EagleHead`.
+        head: a `loading.draft_heads.EagleHead`, or `loading.mtp_heads.MtpHead`.
         max_context, threads: as for `take_over`.
 
     Raises:
@@ -182,6 +182,8 @@ def take_over_head(
 
     converted = convert_head(head, max_context)
     quantize_weights(converted.model, 8)
+    if head.fc is None:
+        return OpenVinoRunnerFactory(converted, threads), lambda features: features
     weight = head.fc.weight.detach().numpy()
     features = ops.parameter([-1, weight.shape[1]], np.float32)
     first = ov.Model([ops.matmul(features, ops.constant(weight), False, True)], [features])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.model_calls import AttentionHook
@@ -45,7 +45,8 @@ class TorchBatch:
         return self._calls - 1
 
     def inputs(self) -> dict[str, Any]:
-        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R].
+        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R]; of a head's
+        step features float32[1, T, d] besides.
 
         On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
         end take part in no attention.
@@ -54,12 +55,16 @@ class TorchBatch:
         tokens, positions, rows = batch.tokens, batch.positions, batch.logit_rows
         if device.type == "cpu":
             tokens, positions, rows = _padded(tokens), _padded(positions), _padded(rows)
-        return {
+        inputs = {
             "input_ids": _to_device(tokens, device)[None],
             "position_ids": _to_device(positions, device)[None],
             "rows": _to_device(rows, device),
             "use_cache": False,
         }
+        if batch.features is not None:
+            given = torch.from_numpy(batch.features).to(device)
+            inputs["features"] = pad(given, (0, 0, 0, tokens.size - batch.size))[None]
+        return inputs
 
     def pieces(self, row: int) -> list[tuple[slice, int]]:
         """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
@@ -106,7 +111,8 @@ class TorchBatch:
     def _filled(self, row: int, window: int | None, context: int) -> torch.Tensor:
         """[T_s, context + T_s] over the last `context` committed tokens and the row's own."""
         tokens = slice(self.cu_seqlens[row], self.cu_seqlens[row + 1])
-        depths = self.batch.positions[tokens] - np.int32(self.context_lens[row])
+        # Not the position alone, since a model that drafts may lack the first pages of a row.
+        depths = self.batch.positions[tokens] - self.batch.positions[tokens.start]
         mask = np.empty((depths.size, context + depths.size), np.float32)
         _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
         return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
@@ -121,8 +127,8 @@ class TorchBatch:
         mask[:, context:] = among_step
         if window is not None:
             begin = self.cu_seqlens[row]
-            positions = self.batch.positions[begin + queries.start : begin + queries.stop]
-            oldest = _to_device(positions, mask.device) - window + 1 - first
+            depths = self.batch.positions[begin + queries.start : begin + queries.stop] - self.batch.positions[begin]
+            oldest = _to_device(depths, mask.device) + self.context_lens[row] - window + 1 - first
             mask[:, :context].masked_fill_(torch.arange(context, device=mask.device) < oldest[:, None], -math.inf)
         return mask
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,14 +11,23 @@ import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, HostStep, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.machine import default_capacity, default_threads, device_errors
-from draftwood_model_runner.runners.model_calls import logits_of_rows, positions_of_step, takes_positions
+from draftwood_model_runner.runners.model_calls import (
+    HANDED_ON,
+    HeadModel,
+    logits_of_rows,
+    noted_features,
+    positions_of_step,
+    takes_positions,
+)
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.model_cache import forward_by_row
+from draftwood_model_runner.runners.torch.packed_linear import pack_linears
 from draftwood_model_runner.runners.torch.states import states_of_step
 from draftwood_model_runner.sampling.most_probable import most_probable
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
+from draftwood_strategies.arrays import Float32Array
 
 
 class TorchRunner:
@@ -28,13 +38,21 @@ class TorchRunner:
         layout: the shape of its keys and values.
         kv_tokens: capacity of its KV memory.
         threads: CPU threads of a step; None takes `default_threads`.
+        feature_layers: whose inputs steps show, see `noted_features`.
     """
 
     is_asynchronous: ClassVar[bool] = False
     mixed_batches: ClassVar[bool] = False
 
-    def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: Any,
+        layout: KVLayout,
+        kv_tokens: int,
+        threads: int | None = None,
+        feature_layers: tuple[int, ...] = (),
+    ) -> None:
+        self._module, self._feature_layers = module, feature_layers
         self._layout = layout
         self._kv = KVCache(layout, kv_tokens)
         self.pages, self.page_size, self.states = self._kv.pages, PAGE_SIZE, self._kv.states
@@ -48,9 +66,12 @@ class TorchRunner:
     @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         torch.set_num_threads(self._threads)
-        with device_errors(f"a step of {batch.size} tokens"):
+        layers = self._feature_layers if batch.reads_features else ()
+        with device_errors(f"a step of {batch.size} tokens"), noted_features(self._module, layers) as noted:
             logits = forward(self._module, batch, self._kv)[: batch.logit_rows.size]
-            return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
+            shown, rows = noted.joined(), batch.size if batch.features is None else batch.logit_rows.size
+            features = None if shown is None else shown[:rows].float().cpu().numpy()
+            return Predictions(logits, *most_probable(logits, top_k, self._threads), features)  # waits for the device
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
         return HostStep(self, batch, top_k, samplers, self._threads)
@@ -66,13 +87,15 @@ class TorchRunnerFactory:
     """Implements `runners.base.RunnerFactory`.
 
     Attributes:
-        module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
+        module: a transformers model whose attention is `attention.tree_attention`, see `probe`; or a `HeadModel`.
         layout: the shape of its keys and values.
+        feature_layers: whose inputs steps show, see `noted_features`.
     """
 
     name: ClassVar[str] = "torch"
     module: Any
     layout: KVLayout
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -94,7 +117,23 @@ class TorchRunnerFactory:
         return default_capacity(per_token, layout.device, context, sequences, per_sequence)
 
     def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> TorchRunner:
-        return TorchRunner(self.module, self.layout, kv_tokens, threads)
+        return TorchRunner(self.module, self.layout, kv_tokens, threads, self.feature_layers)
+
+
+def take_over_head(head: Any, target: TorchRunnerFactory) -> tuple[TorchRunnerFactory, Callable[[Any], Float32Array]]:
+    """A draft head as this runner computes it, and `HeadParts.combine`. It has no exact mode: drafts decide no token.
+
+    Args:
+        head: is changed as a model is, and takes the dtype and the device of its target.
+
+    Raises:
+        UnsupportedModelError: see `HeadModel`.
+    """
+    module = HeadModel(head, target.module)
+    pack_linears(module)
+    BATCH.install(head)
+    layout = KVLayout(head.kv_shapes, module.dtype, module.device)
+    return TorchRunnerFactory(module, layout, HANDED_ON), module.combine
 
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
