@@ -90,7 +90,7 @@ tenants:
 - {name: tenants/secret, learning: {scope: LEARNING_SCOPE_NOTHING}}
 - {name: tenants/whole, learning: {scope: LEARNING_SCOPE_PROMPTS_AND_OUTPUTS, maxTokens: 2048, idleTtl: 60s}}
 - {name: tenants/off, drafting: {strategy: none}}
-- {name: tenants/other engines, quotas: {concurrency: 1}, weight: 2, sampling: {temperature: 0.5}}
+- {name: tenants/other-engines, quotas: {concurrency: 1}, weight: 2, sampling: {temperature: 0.5}}
 experiments:
 - name: experiments/x
   state: EXPERIMENT_STATE_RUNNING
@@ -136,8 +136,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantPolicy]:
             {},
             {"strategy": "trie", "max_nodes": 32, "learns": True, "overrides": MemoryOverrides(), "with_prompt": False},
         ),
-        ("nobody configured it", {}, {"strategy": "trie", "max_nodes": 32, "learns": True}),
-        ("other engines", {}, {"strategy": "trie", "max_nodes": 32, "learns": True, "overrides": MemoryOverrides()}),
+        ("nobody.configured.it", {}, {"strategy": "trie", "max_nodes": 32, "learns": True}),
+        ("other-engines", {}, {"strategy": "trie", "max_nodes": 32, "learns": True, "overrides": MemoryOverrides()}),
         ("narrow", {}, {"options": (("branch_length", 4),), "max_nodes": 9}),
         ("narrow", {"max_nodes": 20}, {"options": (("branch_length", 4),), "max_nodes": 9}),
         ("narrow", {"max_nodes": 2}, {"max_nodes": 2}),
@@ -262,7 +262,7 @@ def test_what_is_unknown_costs_drafts_and_learning_until_it_is_known(
     """The store is away when the engine starts: whether a tenant may be learned from is not known."""
     let_drafting_pay(monkeypatch)
     path = tmp_path / "tenants.yaml"
-    path.write_text("tenants: [{name: tenants/of the file}]")
+    path.write_text("tenants: [{name: tenants/of-the-file}]")
     with Valkey() as server:
         url = server.url
         server.pause()
@@ -272,7 +272,7 @@ def test_what_is_unknown_costs_drafts_and_learning_until_it_is_known(
             wait_for(lambda: not made.drafts.sessions, "requests to end", 20.0)
             assert made.drafts.memory.counters().learned == 0
             assert caplog.text.count("tenants/acme: its configuration could not be read from the store yet") == 1
-            ask(made, "known", tenant="of the file")
+            ask(made, "known", tenant="of-the-file")
             wait_for(lambda: made.drafts.memory.counters().learned == 1, "the file's tenant to be learned from", 20.0)
             server.resume()
             policy: Any = made.drafts.sessions.policy
@@ -376,9 +376,9 @@ async def test_a_servers_report_shows_the_requests_of_both_kinds_of_engines(serv
         of_server = [arm for arm in here[:20] if arm]
         assert of_server
         for row in found.arms:  # the server's requests alone have a TTFT, and it is theirs
-            assert 0 < row.metrics["mean time to first token"] < 5.0
-            assert row.metrics["tokens per step"] > 0
-        assert found.arms[0].metrics["tokens per step"] > 1.2 * found.arms[1].metrics["tokens per step"]
+            assert 0 < row.metrics["ttft_seconds_mean"] < 5.0
+            assert row.metrics["tokens_per_step"] > 0
+        assert found.arms[0].metrics["tokens_per_step"] > 1.2 * found.arms[1].metrics["tokens_per_step"]
         assert sum(await requests_counted(served, 0)) == len(inside)  # closing counts nothing twice
 
 

@@ -48,9 +48,9 @@ def test_a_report_shows_the_requests_of_vllm_and_of_our_server() -> None:
             wait_for(lambda: [row.requests for row in admin.experiments.report("x").arms] == counts, f"{counts}", 10.0)
         report = admin.experiments.report("x")
         assert (report.servers, [row.errors for row in report.arms]) == (2, [0, 0])
-        assert report.arms[0].metrics["tokens per step"] == pytest.approx(1.0)
-        assert report.arms[1].metrics["tokens per step"] > 1.3
-        assert all(row.metrics["decode time per token"] > 0 for row in report.arms)
+        assert report.arms[0].metrics["tokens_per_step"] == pytest.approx(1.0)
+        assert report.arms[1].metrics["tokens_per_step"] > 1.3
+        assert all(row.metrics["decode_seconds_per_token"] > 0 for row in report.arms)
         assert not report.sample_ratio_mismatch
 
 

@@ -146,8 +146,7 @@ class GenerationServicer:
             started = self._started(answering.request, answering.record.assignment)
             make, messages = answering.messages.whole, answering.messages
             few = not messages.with_details or sum(len(output.token_ids) for output in outputs) <= _FEW_DETAILS
-            tenant = answering.request.tenant
-            response = make(started, outputs) if few else await self._text_executor.run(tenant, make, started, outputs)
+            response = make(started, outputs) if few else await asyncio.to_thread(make, started, outputs)
             requests = [sample.request for sample in answering.record.samples]
             if padding := padding_of_whole(answering.shaping, requests, response.ByteSize()):
                 pad(response, padding)
@@ -243,9 +242,8 @@ class GenerationServicer:
         names, is_read = self._called(message), message.HasField("chat") and not message.output.raw_text
         tools = model.tool_format if names and isinstance(model.tool_format, ToolFormat) else None
         reasoning, opened = (model.reasoning_format if is_read else None), False
-        if (
-            reasoning is not None and first.format is None
-        ):  # an answer in a format is not reasoning from its first token
+        # An answer in a format is not reasoning from its first token.
+        if reasoning is not None and first.format is None:
             last = model.tokenizer.decode(first.prompt[-_LAST_TOKENS:], include_special_tokens=True)
             opened = last.rstrip().endswith(reasoning.begin)
         return AnswerMessages(

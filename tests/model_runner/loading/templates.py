@@ -72,5 +72,40 @@ XML = HERMES.replace(
 ).replace("{{- '}\\n</tool_call>' }}", "{{- '\\n</function>\\n</tool_call>' }}")
 """As of Qwen3-Coder: calls that are no JSON."""
 
+THINKING = r"""
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set content = message.content.split('</think>')[-1].lstrip('\n') %}
+        {%- set thought = message.reasoning_content or message.content.split('</think>')[0].split('<think>')[-1] %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.last and message.reasoning_content %}{{- '<think>\n' + thought + '\n</think>\n\n' }}{%- endif %}
+        {{- content + '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+"""As of Qwen 3: reasoning of the last answer is shown."""
+
+THINKING_ALWAYS = THINKING.replace(
+    "{{- '<|im_start|>assistant\\n' }}{%- endif %}\n", "{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}\n"
+)
+"""As of Qwen 3's thinking models: the prompt opens the reasoning."""
+
+DROPPING = r"""
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+        {{- '<|Assistant|>' + content + '<|end|>' }}
+    {%- else %}
+        {{- '<|User|>' + message.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|Assistant|><think>\n' }}{%- endif %}
+"""
+"""As of DeepSeek R1: earlier reasoning is dropped, and the prompt opens that of the answer."""
+
 WITHOUT_RESULTS = HERMES.replace("message.content + '\\n</tool_response>", "'\\n</tool_response>")
 WITHOUT_TOOLS = "{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}"

@@ -159,7 +159,7 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
         assert [row.arm for row in found.arms] == ["trie", "hybrid"]
         assert len(inside) <= sum(row.units for row in found.arms) <= len(inside) + again  # each server has its own
         assert sum(row.requests for row in found.arms) == len(inside) + again
-        assert "Too early" in found.conclusions[0]
+        assert "Too early" in found.conclusions[0].text
     async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
         assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again

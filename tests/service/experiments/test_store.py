@@ -187,7 +187,7 @@ async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountS
         reading = await reader.read(EXPERIMENT)
         assert (reading.servers, reading.unreadable) == (1, 2)
         assert reading.counts.sums[..., 0].sum() == 10
-    assert "2 processes cannot be read" in reading.report().conclusions[0]
+    assert "2 processes cannot be read" in reading.report().conclusions[0].text
 
 
 async def test_what_was_read_of_many_experiments_is_dropped_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
 from draftwood_service.gateway.services import ServiceClient
 from draftwood_service.gateway.tools import grammar, read_tools
+from draftwood_service.tools import ReasoningFormat
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeGrammars, FakeModel, serving
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
@@ -370,3 +371,24 @@ async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted()
     chunks += answers.finished(0, 0, FinishReason.TOOL_CALLS)
     calls = [one for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [one["function"]["arguments"] for one in calls] == ['{"orders": [1, 2]}']
+
+
+async def test_reasoning_is_a_field_of_its_own() -> None:
+    engine, tokenizer = FakeEngine(), ByteTokenizer()
+    tokenizer.reasoning_format = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
+    engine.script = "<think>\nHm.\n</think>\n\nYes."
+    async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
+        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, page=False, max_body_bytes=10_000)
+        transport = httpx2.ASGITransport(gateway.app([]))
+        async with AsyncOpenAI(
+            base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
+        ) as client:
+            thought: Any = {"role": "assistant", "content": "No.", "reasoning_content": "Well."}
+            asked: Any = {"model": "", "messages": [*QUESTION, thought, *QUESTION], "max_tokens": 100}
+            whole: Any = (await client.chat.completions.create(**asked)).choices[0].message
+            chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    deltas: list[Any] = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert (whole.reasoning_content, whole.content) == ("Hm.", "Yes.")
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm."
+    assert "".join(delta.content or "" for delta in deltas) == "Yes."
+    assert [message.get("reasoning_content") for message in tokenizer.messages] == [None, "Well.", None]

@@ -1,4 +1,4 @@
-"""How a model writes calls of tools, from its chat template."""
+"""How a model writes calls of tools and reasoning, from its chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_service.tools import NoToolFormatError, ToolFormat, tool_format_of
+from draftwood_service.tools import (
+    NoToolFormatError,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format_of,
+    tool_format_of,
+)
 from tests.model_runner.loading import templates
 
 
@@ -71,3 +77,30 @@ def test_tools_and_calls_are_in_the_prompt() -> None:
     assert '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>' in text
     assert "in Bremen" in text
     assert "<tools>" not in tokenizer.decode(tokenizer.encode_chat(messages[:1]))
+
+
+@pytest.mark.parametrize(
+    ("template", "opened"),
+    [(templates.THINKING, False), (templates.THINKING_ALWAYS, True), (templates.DROPPING, True)],
+)
+def test_reasoning(template: str, opened: bool) -> None:
+    assert reasoning_format_of(with_template(template)) == ReasoningFormat("<think>", "</think>", opened)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        templates.HERMES,
+        templates.LLAMA,
+        templates.WITHOUT_TOOLS,
+        templates.DROPPING.replace("'</think>' in content", "false"),  # what it opens is no reasoning
+        "{{ raise_exception('never') }}",
+    ],
+)
+def test_templates_without_reasoning(template: str) -> None:
+    assert reasoning_format_of(with_template(template)) is None
+
+
+def test_reasoning_between_special_tokens_is_not_in_the_text() -> None:
+    special = with_template(templates.THINKING, additional_special_tokens=["<think>", "</think>"])
+    assert reasoning_format_of(special) is None

@@ -249,7 +249,8 @@ def holders_of_large_texts() -> list[str]:
 async def test_a_refused_message_is_forgotten(served: Served, field: str) -> None:
     """Also without the collector of cycles, which runs too seldom for messages of megabytes."""
     request = pb.GenerateRequest(stop=pb.StopOptions(max_tokens=2))
-    request.chat.messages.add(**{"role": "user", field: "a" * LARGE})
+    large: Any = {"role": "a" * LARGE} if field == "role" else {"content": [pb.ContentPart(text="a" * LARGE)]}
+    request.chat.messages.add(**{"role": "user", **large})
     gc.disable()
     try:
         before = Counter(holders_of_large_texts())
