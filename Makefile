@@ -103,7 +103,7 @@ test: $(STAMP)  ## All checks, then the fast tests: units, and one of each thing
 	$(MAKE) --jobs 2 --output-sync check compiled
 	$(PYTEST) -n 2 --dist worksteal
 
-test-system: $(STAMP) $(NODE) $(TYPESCRIPT) $(HELM) $(STATISTICS)  ## Real processes, faults, clusters, other clients, the documentation's commands, every family
+test-system: $(STAMP) $(NODE) $(TYPESCRIPT) $(HELM) $(STATISTICS) .venv-peers/smg/.installed  ## Real processes, faults, clusters, other clients, the documentation's commands, every family
 	tools/install_programs.sh
 	$(MAKE) compiled
 	$(PYTEST) -n 2 --dist worksteal -m system

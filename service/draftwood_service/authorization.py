@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 GATEWAY_HOST = "x-draftwood-gateway-host"
 """The address on which a gateway listens that passes a call on, if other machines reach it."""
+TENANT = "x-draftwood-tenant"
+"""The tenant of a call whose message cannot name one, as in VllmEngine. Only operators may name another than theirs."""
 _HOW = "send an API key or a token as 'authorization: Bearer ...'"
 _SCHEME = re.compile(r"([A-Za-z-]{1,20}) +\S")
 """A scheme and the beginning of its credentials. Anything else may be a key itself, which no error shows."""

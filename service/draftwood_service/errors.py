@@ -13,6 +13,8 @@ DraftwoodError
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
 ├── ReaderStalledError      the client stopped reading its answer
+├── AbortedError            a call of Abort ended the request
+├── NotServedError          a method of another's contract that this server does not have
 └── ClientDisconnectedError the client ended the call
 """
 
@@ -117,6 +119,20 @@ class ReaderStalledError(DraftwoodError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the client read or sent nothing for {seconds:.3g} s")
+
+
+class AbortedError(DraftwoodError):
+    """A call of Abort ended the request."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was aborted by a call of Abort")
+
+
+class NotServedError(DraftwoodError):
+    """A method of another's contract that this server does not have."""
+
+    def __init__(self, method: str, reason: str) -> None:
+        super().__init__(f"{method} is not served: {reason}")
 
 
 class ClientDisconnectedError(DraftwoodError):

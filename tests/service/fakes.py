@@ -82,6 +82,9 @@ class ByteTokenizer:
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
         return bytes(int(i) for i in ids).decode(errors="replace")
 
+    def files(self) -> dict[str, bytes]:
+        return {"tokenizer.json": b"{}", "tokenizer_config.json": bytes(200_000)}
+
     def render(
         self,
         messages: list[dict[str, Any]],

@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Sequence as SequenceOf
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -181,6 +182,12 @@ class Tokenizer:
             messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
         )
         return text
+
+    def files(self) -> dict[str, bytes]:
+        """The tokenizer's files as transformers writes them, by name: who loads them gets this tokenizer."""
+        with tempfile.TemporaryDirectory(prefix="draftwood-tokenizer-") as folder:
+            self._tokenizer.save_pretrained(folder)
+            return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
 
     def without_special_tokens(self, text: str) -> str:
         """Text of tokens as it is in an answer."""

@@ -150,6 +150,10 @@ ANYONE = Principal("anyone", Role.OPERATOR)
 
 _METHODS: Mapping[str, Mapping[Role, str]] = {
     "draftwood.v1.GenerationService": {Role.CALLER: "Generate GenerateStream Tokenize Detokenize GetModelInfo"},
+    "vllm.grpc.engine.VllmEngine": {
+        Role.CALLER: "Generate Abort HealthCheck GetModelInfo GetServerInfo GetTokenizer Embed",
+        Role.OPERATOR: "GetLoads FlushCache StartProfile StopProfile SubscribeKvEvents",
+    },
     "draftwood.v1.MemoryService": {
         Role.CALLER: "GetMemoryStatistics",
         Role.TENANT_ADMIN: "WarmMemory ExportMemory ImportMemory PurgeMemory",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from draftwood_service.engine.link import (
 from draftwood_service.engine.process import EngineRunner
 from draftwood_service.engine.reports import EngineReport, ReportHistory
 from draftwood_service.engine.stream import Stream
-from draftwood_service.errors import ShuttingDownError
+from draftwood_service.errors import AbortedError, ShuttingDownError
 
 _log = structlog.get_logger(__name__)
 
@@ -126,7 +126,7 @@ class EngineBridge:
             raise EngineStoppedError("another model was loaded")
         self.stopped = False
 
-    def admit(self, slots: int = 1, tenant: str = "") -> Stream:
+    def admit(self, slots: int = 1, tenant: str = "", request_id: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
         Others may have to end for it: when it is submitted, not before, since until then it may turn out to be invalid,
@@ -140,10 +140,16 @@ class EngineBridge:
             raise EngineStoppedError("the engine has stopped")
         if self.draining:
             raise ShuttingDownError()
-        stream = Stream(self._submit, self._release, slots, tenant, self._pause)
+        stream = Stream(self._submit, self._release, slots, tenant, self._pause, request_id=request_id)
         self._admission.enter(stream)
         self._idle.clear()
         return stream
+
+    def abort(self, tenant: str, request_ids: Collection[str]) -> None:
+        """Ends the tenant's live requests that have one of these ids with AbortedError."""
+        for stream in tuple(self._admission.live):
+            if stream.tenant == tenant and stream.request_id in request_ids:
+                stream.fail(AbortedError())
 
     async def run_operation(self, operation: MemoryOperation[Result]) -> Result:
         """Runs an operation on the memories in the engine's process. Cancelling the call does not stop the operation.

@@ -60,6 +60,7 @@ class Stream:
         on_pause: called when `paused` changes.
         slots: number of slots that it holds, one for each sample.
         tenant: of the request.
+        request_id: of the request, by which its tenant may abort it.
         samples: the submitted ones; empty before that.
         id: on the engine's link; None until it is submitted.
         has_slots: the slots are its own; otherwise `submit` takes them from other requests.
@@ -72,6 +73,7 @@ class Stream:
     slots: int = 1
     tenant: str = ""
     on_pause: Callable[[Stream], None] = lambda stream: None
+    request_id: str = ""
     samples: tuple[Sample, ...] = ()
     id: int | None = None
     has_slots: bool = False

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2
 
 from draftwood.admin.v1 import audit_pb2, experiments_pb2, status_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2, memory_pb2
@@ -34,6 +35,7 @@ SERVICES = (
     status_pb2.DESCRIPTOR.services_by_name["StatusService"],
     tenants_pb2.DESCRIPTOR.services_by_name["TenantService"],
     experiments_pb2.DESCRIPTOR.services_by_name["ExperimentService"],
+    vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"],
 )
 
 

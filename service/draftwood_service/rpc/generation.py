@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -62,7 +63,7 @@ _LAST_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Answering:
+class Answering:
     """A request that the engine has.
 
     Attributes:
@@ -139,7 +140,7 @@ class GenerationServicer:
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """The whole answer, or the error that ends the call with one status."""
-        async with self._submitted(request, call, whole=True) as answering:
+        async with self.submitted(request, call, whole=True) as answering:
             outputs = await gather(answering.stream, answering.shaping)
             await answering.release()
             started = self._started(answering.request, answering.record.assignment)
@@ -154,7 +155,7 @@ class GenerationServicer:
 
     async def generate_stream(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
-        async with self._submitted(request, call) as answering:
+        async with self.submitted(request, call) as answering:
             shaping = answering.shaping
             async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                 started = self._started(answering.request, answering.record.assignment)
@@ -165,14 +166,15 @@ class GenerationServicer:
             answering.ended(finishes)
 
     @asynccontextmanager
-    async def _submitted(
-        self, request: pb.GenerateRequest, call: Call, whole: bool = False
-    ) -> AsyncIterator[_Answering]:
+    async def submitted(
+        self, request: pb.GenerateRequest, call: Call, whole: bool = False, padded: bool = True
+    ) -> AsyncIterator[Answering]:
         """Admits a request, and submits it to the engine. At the end its slots are free, what it did not use of its
         quota is given back, and it is logged.
 
         Args:
             whole: the answer is one message.
+            padded: its messages can be padded.
         """
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
@@ -181,10 +183,13 @@ class GenerationServicer:
             assignment = record.assignment = self._assign(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
+            if shaping.padding and not padded:
+                problem = "is not served where messages are padded, since those of this service cannot be padded"
+                raise InvalidInputError("request", None, problem)
             if request.output.draft_trees:
                 _allow_trees(call.principal, shaping)
             terms = read_terms(request, self._serving, tenant, config, assignment, call.principal.name)
-            stream = self._bridge.admit(terms.samples, tenant)
+            stream = self._bridge.admit(terms.samples, tenant, call.request_id)
             quota = RequestQuota(self._limiter, tenant, self._limits_of(config))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
@@ -200,7 +205,7 @@ class GenerationServicer:
                 stream.submit(*record.samples)
                 quota.queued()
                 shaping = shaping.holding(bytes_of_beginnings(self._called(request)))
-                yield _Answering(stream, quota, record, shaping, messages)
+                yield Answering(stream, quota, record, shaping, messages)
             except asyncio.CancelledError:
                 left = remaining(call)
                 if left is not None and left < _AT_DEADLINE:
@@ -210,6 +215,16 @@ class GenerationServicer:
                 quota.release(used_tokens(record.samples))
                 timer.cancel()
                 stream.close()
+
+    def refuse(self, error: Exception, call: Call, tenant: str) -> NoReturn:
+        """Raises the error of a request that another service cannot read, after it was logged as any other.
+
+        Args:
+            tenant: that the request names; "" for none.
+        """
+        named = call.principal.tenant_for(tenant)
+        with RequestLog(call, named, "text_completion", self._experiments.counting).until_end():
+            raise error
 
     async def _read(self, terms: Terms, call: Call, deadline: float) -> list[Request]:
         """Does the work that reading takes: makes tokens of the prompt, and tries the format."""

@@ -27,6 +27,7 @@ from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.status import AuditServicer, StatusServicer
 from draftwood_service.rpc.tenants import TenantServicer
+from draftwood_service.rpc.vllm_engine import VllmEngineServicer
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_strategies.drafting import require_strategy
 from draftwood_strategies.registry import know_offered
@@ -118,6 +119,8 @@ class RunningServer:
         experiments = ExperimentServicer(stored, catalog, limits, self.experiments, bridge.run_operation)
         serve = self._bound.serve
         serve("draftwood.v1.GenerationService", self._generation.methods)
+        engine = VllmEngineServicer(self._generation, Serving(self.model, settings), bridge, lambda: self.serving)
+        serve("vllm.grpc.engine.VllmEngine", engine.methods)
         serve("draftwood.v1.MemoryService", {name: self._counted(run) for name, run in memory.methods.items()})
         serve("draftwood.admin.v1.AuditService", audit.methods)
         serve("draftwood.admin.v1.StatusService", status.methods)

@@ -26,12 +26,14 @@ from draftwood_service.auth.principal import (
     UnauthenticatedError,
 )
 from draftwood_service.errors import (
+    AbortedError,
     ClientDisconnectedError,
     ContextLengthError,
     DeadlineExceededError,
     LoadingError,
     MemoriesKeptError,
     ModelNotServedError,
+    NotServedError,
     QueueFullError,
     ReaderStalledError,
     ShuttingDownError,
@@ -103,6 +105,8 @@ RULES: dict[type[BaseException], Rule] = {
     DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
     ClientDisconnectedError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
+    AbortedError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
+    NotServedError: Rule(grpc.StatusCode.UNIMPLEMENTED, "NOT_SERVED"),
     StoreUnavailableError: Rule(
         grpc.StatusCode.UNAVAILABLE,
         "STORE_UNAVAILABLE",

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from hypothesis import given
 from hypothesis import strategies as st
+from smg_grpc_proto.generated import vllm_engine_pb2
 
 from draftwood.admin.v1 import experiments_pb2, status_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
@@ -367,7 +368,7 @@ async def test_malformed_bytes_are_refused_with_the_reason(served: Served, name:
 
 SERVICES = [
     service
-    for module in (pb, memory_pb2, experiments_pb2, status_pb2, tenants_pb2)
+    for module in (pb, memory_pb2, experiments_pb2, status_pb2, tenants_pb2, vllm_engine_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 METHODS = {f"/{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods}
