@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import structlog
@@ -19,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftwood_client import (
@@ -64,10 +63,6 @@ from draftwood_service.gateway.responses import ResponseAnswers, read_response
 from draftwood_service.gateway.services import INFO_SECONDS, OpenClient, Service, Services
 
 _log = structlog.get_logger(__name__)
-_PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-)
-"""The page has nothing from elsewhere."""
 _IGNORED_HEADER = "x-draftwood-ignored"
 _SHOWN, _MAX_SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,100}"), 20
 """Names of fields that a header and the log may have, and how many of them."""
@@ -141,7 +136,6 @@ class Gateway:
     Args:
         servers: what makes clients of each service, by the model that requests name. Requests without a model are the
             first one's. With one service under the name "", requests name its model as it does itself, or none.
-        page: serve the page at /.
         max_body_bytes: of a request.
         strict: refuse requests with fields that nobody here knows, rather than leave these out.
         keyless: let the service answer requests without a key, rather than refuse them here.
@@ -150,13 +144,11 @@ class Gateway:
     def __init__(
         self,
         servers: Mapping[str, OpenClient],
-        page: bool,
         max_body_bytes: int,
         strict: bool = False,
         keyless: bool = True,
     ) -> None:
         self._services = Services(servers)
-        self._page = page
         self._max_body_bytes = max_body_bytes
         self._strict = strict
         self._keyless = keyless
@@ -181,8 +173,6 @@ class Gateway:
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        if self._page:
-            routes.append(Route("/", self._show_page))
         middleware: list[Middleware] = []
         if hosts is not None:
             middleware.append(Middleware(LocalRequests, hosts=hosts, origins=origins))
@@ -375,10 +365,6 @@ class Gateway:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
-
-    async def _show_page(self, request: Request) -> Response:
-        page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")
-        return HTMLResponse(page, headers={"content-security-policy": _PAGE_POLICY})
 
     def _key(self, request: Request) -> str:
         """The request's key; "" if it has none. Raises InvalidCredentialError."""
