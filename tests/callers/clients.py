@@ -229,6 +229,25 @@ def responses_of_litellm() -> None:
     assert answer.output[0].content[0].text
 
 
+@case("anthropic")
+def messages_and_tools() -> None:
+    from anthropic import Anthropic
+
+    client = Anthropic(base_url=sys.argv[1], api_key="unused", max_retries=0)
+    fields: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 20}
+    with client.messages.stream(**fields) as stream:
+        text = "".join(stream.text_stream)
+    whole: Any = client.messages.create(**fields).content
+    assert text == whole[0].text
+    word = text.split()[2]
+    stopped = client.messages.create(**fields, stop_sequences=[word])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    tool: Any = {"name": "find_parcel", "input_schema": NUMBER}
+    choice: Any = {"type": "tool", "name": "find_parcel"}
+    [call] = client.messages.create(**{**fields, "max_tokens": 100}, tools=[tool], tool_choice=choice).content
+    assert 10 <= call.input["number"] <= 99
+
+
 for _client, _run in CASES:
     _why = ""
     try:

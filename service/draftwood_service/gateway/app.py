@@ -58,6 +58,7 @@ from draftwood_service.gateway.http import (
     read_timeout,
     refusal,
 )
+from draftwood_service.gateway.messages import MessageAnswers, read_message
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools, with_variables
 from draftwood_service.gateway.responses import ResponseAnswers, read_response
 from draftwood_service.gateway.services import INFO_SECONDS, OpenClient, Service, Services
@@ -168,6 +169,7 @@ class Gateway:
             Route("/v1/chat/completions", partial(self._answer, read_chat, Answers), methods=["POST"]),
             Route("/v1/completions", partial(self._answer, read_completion, Answers), methods=["POST"]),
             Route("/v1/responses", partial(self._answer, read_response, ResponseAnswers), methods=["POST"]),
+            Route("/v1/messages", partial(self._answer, read_message, MessageAnswers), methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._models),
             Route("/health", self._health),
@@ -372,6 +374,7 @@ class Gateway:
             key = bearer_of(request.headers.getlist("authorization"))
         except ValueError as error:
             raise InvalidCredentialError(str(error)) from None
+        key = key or request.headers.get("x-api-key", "")  # where Anthropic's clients have it
         if not key and not self._keyless:
             raise InvalidCredentialError("the request has no key, and the gateway calls for nobody with its own")
         return key or ""

@@ -327,7 +327,7 @@ async def no_route(request: Request, error: Exception) -> Response:
     text = f"{route}: {error.detail}"
     if error.status_code == 404:
         why = next((why for path, why in _NOT_SERVED.items() if request.url.path.startswith(path)), "is unknown")
-        routes = ", ".join(f"POST /v1/{name}" for name in ("chat/completions", "completions", "responses"))
+        routes = ", ".join(f"POST /v1/{name}" for name in ("chat/completions", "completions", "responses", "messages"))
         text = f"{route} {why}; there are {routes} and GET /v1/models"
         code = "unknown_url"
     elif error.status_code == 405:
