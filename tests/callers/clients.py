@@ -188,11 +188,13 @@ def chat_completions() -> None:
 def langchain(**fields: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(**KEY, model=MODEL, temperature=0, max_tokens=100, max_retries=0, **fields)
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 100, "max_retries": 0}
+    return ChatOpenAI(**KEY, **options, **fields)
 
 
 def check_langchain(model: Any) -> None:
-    whole, streamed = model.invoke(QUESTION), None
+    whole = model.invoke(QUESTION)
+    streamed: Any = None
     for chunk in model.stream(QUESTION):
         streamed = chunk if streamed is None else streamed + chunk
     assert streamed.text == whole.text
