@@ -187,7 +187,13 @@ class MessageAnswers:
     def first(self) -> list[dict[str, Any]]:
         """The event before the first tokens. The usage is known at the end."""
         usage = {"input_tokens": 0, "output_tokens": 0}
-        begun = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        begun: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         return [{"type": "message_start", "message": begun}]
 
     def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
