@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2
 from draftwood_errors import InvalidInputError, InvalidValueError
+from draftwood_memory.store.naming import TENANT_ID, TENANT_ID_ALLOWED
 from draftwood_strategies.drafting import DraftChoice, require_strategy
 from draftwood_strategies.options import OptionValue
 from draftwood_strategies.registry import UnknownStrategyError, check_options
@@ -32,9 +32,6 @@ from draftwood_tenants.experiments.assignment import ExperimentError, Limits
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig, ExperimentState
 
 MAX_IDENTIFIER_BYTES = 256
-_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
-"""What a segment of a resource's name may have without being encoded (AIP-122). Case counts: ids are those of other
-systems, some of which have capital letters."""
 TENANT_PREFIX = "tenants/"
 MAX_DESCRIPTION = 1000
 """Characters."""
@@ -72,9 +69,9 @@ def check_identifier(field: str, given: str) -> str:
 
 def check_tenant(field: str, given: str) -> str:
     """`given`, if it may be the id of a tenant. Raises InvalidInputError."""
-    if not _TENANT_ID.fullmatch(given):
-        allowed = 'must be 1 to 128 letters (a to z), digits, "-", ".", "_" and "~", and begin with a letter or digit'
-        raise InvalidInputError(field, given if len(given) <= MAX_IDENTIFIER_BYTES else None, allowed)
+    if not TENANT_ID.fullmatch(given):
+        shown = given if len(given) <= MAX_IDENTIFIER_BYTES else None
+        raise InvalidInputError(field, shown, f"must be {TENANT_ID_ALLOWED}")
     return given
 
 

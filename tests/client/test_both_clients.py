@@ -61,7 +61,7 @@ SAMPLING: dict[str, Any] = {
     **{"temperature": 0.5, "top_k": 5, "top_p": 0.75, "min_p": 0.25, "seed": 2**64 - 1},
     **{"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.25},
 }
-OUTPUT: dict[str, Any] = {"token_details": True, "include_special_tokens": True}
+OUTPUT: dict[str, Any] = {"token_details": True, "include_special_tokens": True, "raw_text": True}
 LIMITS: dict[str, Any] = {"max_tokens": 9, "min_tokens": 1, "ignore_eos": True}
 
 

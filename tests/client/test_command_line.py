@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import Distribution, EntryPoint, version
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.cli import build_app, plugins
 from draftwood_client.cli.chat import HELP
-from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, violation
+from tests.client.fake_server import FakeServer, answers, calls, fails, hangs, reason, violation
 from tests.client.terminal import Terminal
 
 Cli = Callable[..., Result]
@@ -256,6 +257,21 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         terminal.type("\x04")
         assert terminal.end() == 0
         assert contents(server.requests[1]) == ["first", "an unfinished", "second"]
+
+
+def test_a_terminal_shows_reasoning_before_the_answer(server: FakeServer) -> None:
+    server.script = [calls("Hm.", "Yes."), answers("two")]
+    with Terminal("chat", target=server.target) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("first\n")
+        shown = terminal.wait_for("> ")
+        assert re.search(r"Hm\.\S*\r\n\r\nYes\.\r\n", shown)
+        terminal.type("second\n")
+        terminal.wait_for("two\r\n")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+    thought = server.requests[1].chat.messages[1]
+    assert (thought.role, thought.reasoning, thought.content[0].text) == ("assistant", "Hm.", "Yes.")
 
 
 def test_a_conversation_at_the_terminal_has_commands(server: FakeServer) -> None:

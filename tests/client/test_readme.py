@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tests.client.fake_admin import FakeAdmin
-from tests.client.fake_server import FakeServer, answers, fails, reason, retry_in, violation
+from tests.client.fake_server import FakeServer, answers, calls, fails, reason, retry_in, violation
 
 README = Path(__file__).resolve().parents[2] / "clients" / "python" / "README.md"
 
@@ -35,6 +35,7 @@ SHOWN = {
     "Streaming": [(answers("It is", " here."), "It is here.")],
     "Errors": [(BAD, "sampling.temperature -1 is not allowed\n"), (FULL, "QUEUE_FULL 0.05 r\n")],
     "Credentials": [(answers("It is", " here."), "It is here.\n")],
+    "Tools and reasoning": [(calls("Hm", "", ("track", ['{"order"', ": 7}"])), 'track {"order": 7}\n')],
     "Retries and several servers": [(answers("It is", " here."), "\n")],
 }
 

@@ -167,8 +167,8 @@ def calls_of(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[s
         watched.__name__ = name
         monkeypatch.setattr(kind, name, watched)
 
-    for call in ("propose", "observe"):
-        watch(call, f"{call}_all" if in_batches else call)
+    watch("propose", next(name for name in ("propose_asking", "propose_all", "propose") if hasattr(kind, name)))
+    watch("observe", "observe_all" if in_batches else "observe")
     return calls
 
 

@@ -99,14 +99,6 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
     "a strategy without its head": ("--strategy head", "strategy", "trie; head is there if `draftwood", "--strategy"),
     "a strategy without its model": ("--strategy draft_model", "strategy", "has --draft-model", "--strategy"),
-    "a head without its runner": (
-        "--draft-head h --runner torch",
-        "draft_head",
-        "auto or none: runner",
-        "--draft-head",
-    ),
-    "a head on a GPU": ("--draft-head h --device cuda:1", "draft_head", "device is cuda:1", "--draft-head"),
-    "a head, exact": ("DRAFTWOOD_DRAFT_HEAD=h --exact true", "draft_head", "has no exact mode", "DRAFT_HEAD"),
     "a head for two GPUs": ("--draft-head h --tensor-parallel 2", "draft_head", "needs 1", "--draft-head"),
     "a model for two GPUs": ("--draft-model m --tensor-parallel 2", "draft_model", "must be unset", "--draft-model"),
     "a model for vLLM": ("--draft-model m --engine vllm", "draft_model", "is not a setting of engine", "--draft-model"),
@@ -173,7 +165,7 @@ def test_strategies_are_known_by_the_models_that_are_to_be_loaded(tmp_path: Path
         ("--draft-head none --draft-model m --strategy draft_model", ["draft_model"]),
         ("--draft-head h --draft-model m --strategy head", ["head", "draft_model"]),
         ("--model m.gguf --strategy head", ["head"]),  # whose model it is, is known once it is read
-        ("--model m.gguf --runner torch", []),
+        ("--model m.gguf --runner torch", ["head"]),
         ("--engine vllm --draft-head none", []),
     ):
         assert read_settings(flags.split(), {}).model_strategies == strategies

@@ -12,9 +12,10 @@ import * as pb from "./gen/draftwood/v1/generation_pb.js";
 import { MemoryService } from "./gen/draftwood/v1/memory_pb.js";
 import { type CallOptions, type ClientOptions, type ConnectionOptions, timeLimit, variable } from "./options.js";
 import { type ChatMessage, conversation, encode, type GenerateOptions, plainPrompt, requestOf } from "./request.js";
-import { type Completion, GenerationStream } from "./stream.js";
+import { type Completion, completionOf, GenerationStream } from "./stream.js";
 
 const METHODS = pb.GenerationService.method;
+type Call = { request: pb.GenerateRequest; call: CallOptions & { readonly requestId: string } };
 /** Between two questions of `waitUntilReady`, each of which is retried as any request. */
 const POLL_MS = 200;
 
@@ -38,29 +39,29 @@ export class Client {
   }
 
   /**
-   * The whole answer to a conversation; a string is one message of the user.
+   * The whole answer to a conversation; a string is one message of the user. If the request fails or is cancelled,
+   * what was written is lost. The server refuses options whose token details could exceed 4 MiB. Streams have neither limit.
    *
    * @throws ArgumentError an argument is invalid; nothing was sent.
    * @throws StatusError the request failed.
    */
   async chat(messages: string | readonly ChatMessage[], options?: GenerateOptions & CallOptions): Promise<Completion> {
-    return this.streamChat(messages, options).completion();
+    return this.#generate(this.#chat(messages, options));
   }
 
   /** The continuation of text or token ids as they are, without the model's chat template. Throws as `chat`. */
   async complete(prompt: string | readonly number[], options?: GenerateOptions & CallOptions): Promise<Completion> {
-    return this.streamComplete(prompt, options).completion();
+    return this.#generate(this.#call(plainPrompt(prompt), options));
   }
 
   /** The answer of `chat` as it is generated. Throws `ArgumentError`; errors of the request come while iterating. */
-  streamChat(messages: string | readonly ChatMessage[], options: GenerateOptions & CallOptions = {}): GenerationStream {
-    const { tools, ...others } = options;
-    return this.#stream(conversation(messages, tools), others);
+  streamChat(messages: string | readonly ChatMessage[], options?: GenerateOptions & CallOptions): GenerationStream {
+    return this.#stream(this.#chat(messages, options));
   }
 
   /** The continuation of `complete` as it is generated; otherwise as `streamChat`. */
   streamComplete(prompt: string | readonly number[], options?: GenerateOptions & CallOptions): GenerationStream {
-    return this.#stream(plainPrompt(prompt), options);
+    return this.#stream(this.#call(plainPrompt(prompt), options));
   }
 
   /** The token ids of a text, or of a conversation as `chat` sends it. Throws as `chat`. */
@@ -98,11 +99,24 @@ export class Client {
     }
   }
 
-  #stream(prompt: object, { timeoutMs, signal, metadata, ...generation }: GenerateOptions & CallOptions = {}) {
+  #chat(messages: string | readonly ChatMessage[], { tools, ...options }: GenerateOptions & CallOptions = {}) {
+    return this.#call(conversation(messages, tools), options);
+  }
+
+  #call(prompt: object, { timeoutMs, signal, metadata, ...generation }: GenerateOptions & CallOptions = {}) {
     const requestId = generation.requestId || randomUUID().replaceAll("-", "");
     const request = requestOf(prompt, { ...generation, tenant: generation.tenant ?? this.#tenant, requestId });
-    const call = { timeoutMs: timeLimit(timeoutMs ?? this.#connection.timeoutMs), signal, metadata, requestId };
-    return new GenerationStream(requestId, (scope) => this.#connection.run(METHODS.generate, [request], call, scope));
+    const limit = timeLimit(timeoutMs ?? this.#connection.timeoutMs);
+    return { request, call: { timeoutMs: limit, signal, metadata, requestId } };
+  }
+
+  async #generate({ request, call }: Call): Promise<Completion> {
+    return completionOf(await this.#connection.unary(METHODS.generate, request, call), call.requestId);
+  }
+
+  #stream({ request, call }: Call): GenerationStream {
+    const open = (scope: AbortController) => this.#connection.run(METHODS.generateStream, [request], call, scope);
+    return new GenerationStream(call.requestId, open);
   }
 }
 

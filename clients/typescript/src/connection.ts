@@ -68,13 +68,14 @@ export class Connection {
   async unary<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
     request: MessageInitShape<I>,
-    options: CallOptions = {},
+    options: CallOptions & { readonly requestId?: string } = {},
   ): Promise<MessageShape<O>> {
     const call = { ...options, timeoutMs: options.timeoutMs ?? this.timeoutMs };
     const stream = method as unknown as DescMethodStreaming<I, O>; // on the wire, it is one with one message each
     let answer: MessageShape<O> | undefined;
     for await (const response of this.run(stream, [request], call)) answer = response;
-    if (!answer) throw new errors.InternalError("the server sent no answer", { code: "INTERNAL" });
+    const { requestId = "" } = options;
+    if (!answer) throw new errors.InternalError("the server sent no answer", { code: "INTERNAL", requestId });
     return answer;
   }
 

@@ -11,5 +11,14 @@ export * from "./gen/draftwood/admin/v1/tenants_pb.js";
 export * from "./gen/draftwood/v1/generation_pb.js";
 export * from "./gen/draftwood/v1/memory_pb.js";
 export type { CallOptions, ClientOptions, ConnectionOptions, TlsConfig } from "./options.js";
-export type { ChatMessage, GenerateOptions, Tool, ToolCall } from "./request.js";
-export type { Completion, GenerationStream, Sample } from "./stream.js";
+export type { ChatMessage, ContentPart, GenerateOptions, Tool, ToolCall } from "./request.js";
+export type {
+  Completion,
+  Delta,
+  FinishReason,
+  GenerationStream,
+  Part,
+  Sample,
+  SampleResult,
+  Written,
+} from "./stream.js";

@@ -13,14 +13,19 @@ type Fields<Message, Needed extends keyof Message = never> = { readonly [Name in
 /** A function that the model may call; `parameters` is a JSON schema of its arguments, as JSON or as an object of it. */
 export type Tool = Fields<Omit<pb.Tool, "parameters">, "name"> & { readonly parameters?: string | object | undefined };
 
-/** A call that the model has written; its arguments are a JSON object, as JSON. */
+/** A call that the model has written, such as one of `Completion.toolCalls`; its arguments are a JSON object, as JSON. */
 export type ToolCall = Fields<pb.ToolCall, "name" | "arguments">;
+
+/** A part of a message; parts are joined in their order. */
+export type ContentPart = { readonly text: string };
 
 /**
  * One message of a conversation. `role` is one of the model's chat template: "system", "user", "assistant", or "tool" for
- * the result of a call, whose id and tool `toolCallId` and `toolName` are. `toolCalls` are those of an answer of the model.
+ * the result of a call, whose id and tool `toolCallId` and `toolName` are. `reasoning` and `toolCalls` are those of an
+ * answer of the model. A `content` that is a string is one part.
  */
-export type ChatMessage = Fields<Omit<pb.ChatMessage, "toolCalls">, "role" | "content"> & {
+export type ChatMessage = Fields<Omit<pb.ChatMessage, "content" | "toolCalls">, "role"> & {
+  readonly content: string | readonly ContentPart[];
   readonly toolCalls?: readonly ToolCall[] | undefined;
 };
 
@@ -39,7 +44,7 @@ export interface GenerateOptions
     Fields<pb.OutputOptions> {
   /** Same seed, same answer. 64 bits: beyond Number.MAX_SAFE_INTEGER only as a bigint. */
   readonly seed?: bigint | number | undefined;
-  /** What the model may call; it writes calls as text, in the form of `toolFormat` of the model. */
+  /** What the model may call; the answer has its calls as `toolCalls`. */
   readonly tools?: readonly Tool[] | undefined;
   /** The format of the answer, one of three: a JSON schema, as JSON or as an object of it. */
   readonly jsonSchema?: string | object | undefined;
@@ -70,13 +75,23 @@ export function plainPrompt(prompt: unknown): object {
 /** The prompt of `chat`; a text is one message of the user. @throws ArgumentError a message lacks role or content. */
 export function conversation(messages: unknown, tools?: GenerateOptions["tools"]): object {
   const all = typeof messages === "string" ? [{ role: "user", content: messages }] : messages;
+  const isContent = (content: unknown) =>
+    typeof content === "string" ||
+    (Array.isArray(content) && content.every((part: Partial<ContentPart> | null) => typeof part?.text === "string"));
   const isComplete = (message?: Partial<ChatMessage>) =>
-    typeof message?.role === "string" && typeof message.content === "string";
+    typeof message?.role === "string" && isContent(message.content);
   const incomplete = Array.isArray(all) ? all.findIndex((message) => !isComplete(message)) : 0;
   if (incomplete !== -1) {
-    throw new ArgumentError(`messages[${incomplete}]`, "must have role and content, which are strings");
+    const needed = "must have a role, which is a string, and a content, which is a string or an array of { text }";
+    throw new ArgumentError(`messages[${incomplete}]`, needed);
   }
-  return { chat: { messages: all, tools: tools?.map((tool) => ({ ...tool, parameters: json(tool.parameters) })) } };
+  const parts = (content: ChatMessage["content"]) => (typeof content === "string" ? [{ text: content }] : content);
+  return {
+    chat: {
+      messages: (all as ChatMessage[]).map((message) => ({ ...message, content: parts(message.content) })),
+      tools: tools?.map((tool) => ({ ...tool, parameters: json(tool.parameters) })),
+    },
+  };
 }
 
 /** @throws ArgumentError an option cannot be encoded, or there is none of its name. */
@@ -84,7 +99,7 @@ export function requestOf(prompt: object, options: Omit<GenerateOptions, "tools"
   const { model, tenant, requestId, session, priority, ...parts } = options;
   const { maxTokens, minTokens, ignoreEos, stop, stopTokenIds, ...withoutStop } = parts;
   const { strategy, learn, drafting, maxDraftNodes, ...withoutDrafting } = withoutStop;
-  const { tokenDetails, includeSpecialTokens, topLogprobs, draftTrees, ...withoutOutput } = withoutDrafting;
+  const { tokenDetails, includeSpecialTokens, topLogprobs, draftTrees, rawText, ...withoutOutput } = withoutDrafting;
   const { jsonSchema, regex, lark, ...sampling } = withoutOutput;
   const strings = typeof stop === "string" ? [stop] : stop;
   if (typeof sampling.seed === "number" && !Number.isSafeInteger(sampling.seed)) {
@@ -95,7 +110,7 @@ export function requestOf(prompt: object, options: Omit<GenerateOptions, "tools"
     ...{ model, tenant, requestId, session, priority, sampling },
     stop: { maxTokens, minTokens, ignoreEos, strings, tokenIds: stopTokenIds },
     drafting: { strategy, learn, enabled: drafting, maxNodes: maxDraftNodes },
-    output: { tokenDetails, includeSpecialTokens, topLogprobs, draftTrees },
+    output: { tokenDetails, includeSpecialTokens, topLogprobs, draftTrees, rawText },
     format: { jsonSchema: json(jsonSchema), regex, lark },
   });
 }
@@ -107,10 +122,11 @@ function json(schema: string | object | undefined): string | undefined {
 /** A message of plain values. @throws ArgumentError a value has another type than its field, or a name is unknown. */
 export function encode<Schema extends DescMessage>(schema: Schema, value: object): MessageShape<Schema> {
   try {
-    // JSON has no bigints, and neither NaN nor infinity.
-    const written = JSON.stringify(value, (_, part) =>
-      typeof part === "bigint" || (typeof part === "number" && !Number.isFinite(part)) ? String(part) : part,
-    );
+    // JSON has no bigints, and neither NaN nor infinity. Generated messages, such as calls of an answer, have `$typeName`.
+    const written = JSON.stringify(value, (key, part) => {
+      if (key === "$typeName" || key === "$unknown") return undefined;
+      return typeof part === "bigint" || (typeof part === "number" && !Number.isFinite(part)) ? String(part) : part;
+    });
     return fromJson(schema, JSON.parse(written) as JsonValue);
   } catch (error) {
     const { cause, message } = error as Error;

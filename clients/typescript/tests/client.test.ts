@@ -7,6 +7,7 @@ import { readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, test } from "node:test";
+import { setTimeout } from "node:timers/promises";
 import { toJson } from "@bufbuild/protobuf";
 import { Code, ConnectError } from "@connectrpc/connect";
 import * as draftwood from "draftwood-client";
@@ -35,6 +36,17 @@ async function chat(options: draftwood.ClientOptions = {}, call: draftwood.CallO
   return other.chat("x", call).finally(() => other.close());
 }
 
+/** The same as a stream. */
+async function streamed(options: draftwood.ClientOptions = {}) {
+  const other = new draftwood.Client(undefined, options);
+  return other
+    .streamChat("x")
+    .completion()
+    .finally(() => other.close());
+}
+
+type Ask = (options: draftwood.ClientOptions) => Promise<draftwood.Completion>;
+
 async function read(stream: AsyncIterable<unknown>, each: () => void = () => {}): Promise<void> {
   for await (const _ of stream) each();
 }
@@ -43,36 +55,111 @@ test("options are fields of the request; the answer is that of the stream", asyn
   const sampling = { seed: 2n ** 64n - 1n, temperature: 0.5, topK: undefined, logitBias: { 7: -1 } };
   const stop = { maxTokens: 0, stop: "\n", stopTokenIds: [2] };
   const drafting = { drafting: true, maxDraftNodes: 8, learn: false };
-  const others = { tokenDetails: true, session: "s", priority: -1, jsonSchema: { type: "object" } };
+  const others = { tokenDetails: true, rawText: false, session: "s", priority: -1, jsonSchema: { type: "object" } };
   const tools = [{ name: "track", parameters: { type: "object" } }];
+  const of = { role: "assistant", reasoning: "Track 7.", toolCalls: [{ name: "track", arguments: '{"order":7}' }] };
+  const result = { role: "tool", toolCallId: "1", toolName: "track" };
   const messages = [
-    { role: "assistant", content: "I look.", toolCalls: [{ name: "track", arguments: '{"order":7}' }] },
-    { role: "tool", content: "in Bremen", toolCallId: "1", toolName: "track" },
+    { ...of, content: "I look." },
+    { ...result, content: [{ text: "in " }, { text: "Bremen" }] },
   ];
-  const stream = client.streamChat(messages, { ...sampling, ...stop, ...drafting, ...others, tools });
+  const options = { ...sampling, ...stop, ...drafting, ...others, tools };
+  const stream = client.streamChat(messages, options);
   const texts: string[] = [];
   for await (const { text } of stream) texts.push(text + stream.started?.model);
-  assert.deepEqual(texts, ["It isfake", " here.fake"]);
+  assert.deepEqual(texts, ["It isfake", " here.fake", "fake"]);
   const { text, tokenIds, seed, requestId, finishReason } = await stream.completion();
   assert.deepEqual([text, tokenIds, seed], ["It is here.", [5, 6], sampling.seed]);
-  assert.equal(finishReason, draftwood.FinishReason.STOP);
+  assert.equal(finishReason, "stop");
   assert.match(requestId, /^[0-9a-f]{32}$/);
-  assert.deepEqual(server.requests.map((request) => toJson(draftwood.GenerateRequestSchema, request))[0], {
+  await client.chat(messages, { ...options, requestId });
+  const [streamed, whole] = server.requests.map((request) => toJson(draftwood.GenerateRequestSchema, request));
+  assert.deepEqual(streamed, whole);
+  assert.deepEqual(whole, {
     ...{ requestId, tenant: "acme", session: "s", priority: -1 },
-    chat: { messages, tools: [{ name: "track", parameters: '{"type":"object"}' }] },
+    chat: {
+      messages: [{ ...of, content: [{ text: "I look." }] }, messages[1]],
+      tools: [{ name: "track", parameters: '{"type":"object"}' }],
+    },
     sampling: { seed: `${sampling.seed}`, temperature: 0.5, logitBias: { 7: -1 } },
     stop: { maxTokens: 0, strings: ["\n"], tokenIds: [2] },
     drafting: { enabled: true, maxNodes: 8, learn: false },
-    output: { tokenDetails: true },
+    output: { tokenDetails: true, rawText: false },
     format: { jsonSchema: '{"type":"object"}' },
   });
+});
+
+test("text, reasoning and calls of each sample, as they come and whole", async () => {
+  const calls = [
+    { id: "a", name: "track", arguments: '{"order":7}' },
+    { id: "b", name: "track", arguments: "{}" },
+  ];
+  server.script = [{ reasoning: ["Two ", "calls."], texts: ["I ", "look."], calls }];
+  const options = { n: 2, seed: 5, requestId: "r" };
+  const whole = await client.chat("x", options);
+  const plain = whole.toolCalls.map(({ id, name, arguments: written }) => ({ id, name, arguments: written }));
+  assert.deepEqual([whole.reasoning, whole.text, plain], ["Two calls.", "I look.", calls]);
+  assert.deepEqual(
+    whole.parts.map((part) => part.case),
+    ["reasoning", "text", "toolCall", "toolCall"],
+  );
+  assert.deepEqual(whole.tokenIds, [4, 6, 2, 5, 100, 100, 100, 100]);
+  assert.deepEqual(
+    whole.samples[1]?.details.map(({ tokenId }) => tokenId),
+    whole.tokenIds.map((id) => id + 1),
+  );
+  assert.deepEqual([whole.finishReason, whole.matchedStop, whole.usage.completionTokens], ["tool_calls", "\n", 4]);
+  assert.deepEqual(
+    whole.samples.map(({ seed, usage }) => [seed, usage.completionTokens, usage.reasoningTokens]),
+    [
+      [5n, 2, 0],
+      [6n, 2, 1],
+    ],
+  );
+  assert.deepEqual([whole.started.strategy, whole.drafting.meanAcceptanceLength], ["trie", 1.5]);
+
+  const stream = client.streamChat("x", options);
+  const last: draftwood.Delta[] = [];
+  const pieces: unknown[] = [];
+  for await (const delta of stream) {
+    if (delta.sample === 1) last.push(delta);
+    for (const { index, id, arguments: written } of delta.sample === 1 ? delta.toolCalls : []) {
+      pieces.push([index, id, written]);
+    }
+  }
+  assert.deepEqual(pieces, [
+    [0, "a", '{"o'],
+    [0, "", 'rder":7}'],
+    [1, "b", "{}"],
+    [1, "", ""],
+  ]);
+  assert.equal(last.map(({ reasoning, text }) => reasoning + text).join(""), "Two calls.I look.");
+  assert.deepEqual(
+    last.map(({ result }) => result?.finishReason),
+    [...Array(8).fill(undefined), "tool_calls"],
+  );
+  assert.deepEqual(await stream.completion(), whole);
+
+  const { toolCalls, reasoning, text } = whole;
+  await client.chat([{ role: "assistant", content: text, reasoning, toolCalls }]);
+  const { prompt } = server.requests.at(-1) ?? {};
+  assert.deepEqual(prompt?.case === "chat" && prompt.value.messages[0]?.toolCalls, toolCalls);
+});
+
+test("reasons of the end, also those of newer servers", async () => {
+  const reasons = { 1: "stop", 2: "length", 3: "tool_calls", 4: "cancelled", 5: "unknown" };
+  for (const [reason, finishReason] of Object.entries(reasons)) {
+    server.script = [{ texts: ["a"], reason: Number(reason) }];
+    assert.equal((await client.complete("x")).finishReason, finishReason);
+    assert.equal((await client.streamComplete("x").completion()).finishReason, finishReason);
+  }
 });
 
 const REFUSED: [options: object, argument: string, message: RegExp][] = [
   [{ max_tokens: 3 }, "options", /"max_tokens" is unknown/],
   [{ maxTokens: "x" }, "maxTokens", /int32/],
   [{ maxDraftNodes: 1.5 }, "maxDraftNodes", /1\.5/],
-  [{ temperature: 1e39 }, "temperature", /out of range/],
+  [{ topK: 2 ** 31 }, "topK", /int32/],
   [{ seed: 2n ** 64n }, "seed", /uint64/],
   [{ seed: 2 ** 60 }, "seed", /use a bigint/],
   [{ stop: ["a", 3] }, "stop", /string/],
@@ -87,6 +174,8 @@ test("what cannot be encoded is refused before anything is sent", async () => {
     assert.throws(() => client.streamChat("x", options), { name, argument, message });
   }
   assert.throws(() => client.streamChat([{ role: "user" }] as never), { name, argument: "messages[0]" });
+  assert.throws(() => client.streamChat([{ role: "user", content: ["a"] }] as never), { name, message: /{ text }/ });
+  await assert.rejects(client.chat("x", { maxTokens: 1.5 }), { name, argument: "maxTokens" });
   assert.throws(() => client.streamComplete([{ role: "user" }] as never), { name, message: /`chat` answers messages/ });
   assert.throws(() => client.streamComplete("x", { tools: [] }), { name, message: /"tools" is unknown/ });
   await assert.rejects(client.detokenize(["x"] as never), { name, argument: "tokenIds" });
@@ -111,8 +200,16 @@ test("the request is cancelled on the server by leaving the loop, cancel, a sign
     await cancelled;
   }
   await assert.rejects(client.modelInfo(), { name: "RequestCancelledError" });
+  const [cancelled, controller] = [once(server.events, "cancelled"), new AbortController()];
+  const other = new draftwood.Client(server.target);
+  const answer = other.chat("x", { signal: controller.signal, requestId: "r" });
+  while (server.requests.length === ways.length) await setTimeout(1);
+  controller.abort("signal");
+  await assert.rejects(answer, { name: "RequestCancelledError", cause: "signal", requestId: "r" });
+  await cancelled;
+  other.close();
   await assert.rejects(chat({}, { signal: AbortSignal.abort() }), { name: "RequestCancelledError" });
-  assert.equal(server.headers.length, ways.length);
+  assert.equal(server.headers.length, ways.length + 1);
 });
 
 const [NOT_FOUND, INTERNAL] = [new ConnectError("no", Code.NotFound), new ConnectError("oh", Code.Internal)];
@@ -135,7 +232,11 @@ test("errors have the type of their status and the details of the server", async
     const stream = client.streamChat("x");
     await assert.rejects(read(stream), error);
     await assert.rejects(stream.completion(), error);
+    if (end !== "without Finished") await assert.rejects(client.chat("x"), error);
   }
+  await assert.rejects(client.chat("x", { requestId: "r" }), {
+    ...{ name: "InternalError", message: /without Started$/, code: "INTERNAL", requestId: "r" },
+  });
 });
 
 test("a server that loads its model, and services for operators", async () => {
@@ -165,16 +266,17 @@ test("UNAVAILABLE, and what the server cancels, is retried with the same id, up 
     [[{ end: full("10") }], { maxAttempts: 2 }, 2],
     [[{ end: full("-1") }], {}, 1],
     [[{ end: full("60000") }], { timeoutMs: 5000 }, 1],
-    [[{ texts: ["a"], end: unavailable }], {}, 1],
   ];
-  for (const [script, options, attempts, text] of cases) {
+  const asked = async (ask: Ask, [script, options, attempts, text]: (typeof cases)[number]) => {
     server.requests = [];
     server.script = script;
-    if (text) assert.equal((await chat(options)).text, text);
-    else await assert.rejects(chat(options), { name: "UnavailableError" });
+    if (text) assert.equal((await ask(options)).text, text);
+    else await assert.rejects(ask(options), { name: "UnavailableError" });
     assert.equal(server.requests.length, attempts);
     assert.equal(new Set(server.requests.map(({ requestId }) => requestId)).size, 1);
-  }
+  };
+  for (const each of cases) for (const ask of [chat, streamed]) await asked(ask, each);
+  await asked(streamed, [[{ texts: ["a"], end: unavailable }], {}, 1]);
 });
 
 test("there is a deadline unless it is switched off", async () => {

@@ -12,9 +12,22 @@ import * as pb from "../src/gen/draftwood/v1/generation_pb.js";
 import { MemoryService } from "../src/gen/draftwood/v1/memory_pb.js";
 import * as rpc from "../src/gen/google/rpc/error_details_pb.js";
 
-type Event = MessageInitShape<typeof pb.GenerateResponseSchema>;
-/** What an attempt is answered: texts, and then Finished, nothing more, nothing until it is cancelled, or an error. */
-export type Answer = { texts?: string[]; end?: "without Finished" | "hangs" | ConnectError };
+type Whole = MessageInitShape<typeof pb.GenerateResponseSchema>;
+type Event = MessageInitShape<typeof pb.GenerateStreamResponseSchema>;
+type Piece = NonNullable<MessageInitShape<typeof pb.PartSchema>["part"]>;
+/** What is the same in both forms of an answer. */
+const TOTALS = { usage: { promptTokens: 3, completionTokens: 4 }, drafting: { meanAcceptanceLength: 1.5 } };
+/**
+ * What an attempt is answered: what every sample writes, reasoning before texts before calls, and then Finished, nothing
+ * more, nothing until it is cancelled, or an error.
+ */
+export type Answer = {
+  reasoning?: string[];
+  texts?: string[];
+  calls?: { id: string; name: string; arguments: string }[];
+  reason?: pb.FinishReason;
+  end?: "without Finished" | "hangs" | ConnectError;
+};
 
 const failure = (code: Code, message: string, pushback: string, details: object[]) =>
   new ConnectError(message, code, { "grpc-retry-pushback-ms": pushback }, details as never);
@@ -32,7 +45,7 @@ export const overQuota = failure(Code.ResourceExhausted, "too many", "-1", [quot
 export class FakeServer {
   /** Attempt n gets `script[n]`; attempts beyond the script get its last answer. */
   script: Answer[] = [{ texts: ["It is", " here."] }];
-  /** What came, one for each attempt at `Generate`. */
+  /** What came, one for each attempt at `Generate` or `GenerateStream`. */
   requests: pb.GenerateRequest[] = [];
   /** The headers of each attempt at any method. */
   readonly headers: Headers[] = [];
@@ -63,6 +76,10 @@ export class FakeServer {
             this.requests.push(request);
             return this.#generate(request, context);
           },
+          generateStream: (request, context) => {
+            this.requests.push(request);
+            return this.#stream(request, context);
+          },
           getModelInfo: () => ({ model: "fake", parameters: 6_000_000n }),
         });
         router.service(TenantService, {
@@ -90,19 +107,80 @@ export class FakeServer {
     this.#server.close();
   }
 
-  async *#generate({ requestId, tenant }: pb.GenerateRequest, { signal }: HandlerContext): AsyncGenerator<Event> {
-    const { texts = [], end } = this.script[Math.min(this.requests.length, this.script.length) - 1] ?? {};
-    const started = { requestId, tenant: tenant || "default", model: "fake", seed: 2n ** 64n - 1n };
-    if (texts.length > 0) yield { event: { case: "started", value: started } };
-    for (const text of texts) yield { event: { case: "delta", value: { text, tokenIds: [text.length] } } };
-    if (end instanceof ConnectError) throw end;
-    if (end === "hangs") {
-      if (!signal.aborted) await once(signal, "abort");
-      this.events.emit("cancelled");
-      throw signal.reason;
-    }
-    const drafting = { strategy: "trie", meanAcceptanceLength: 1.5 };
-    const finished = { reason: pb.FinishReason.STOP, usage: { promptTokens: 3 }, drafting };
-    if (!end) yield { event: { case: "finished", value: finished } };
+  /** The answer to this attempt. */
+  get #answer(): Answer {
+    return this.script[Math.min(this.requests.length, this.script.length) - 1] ?? {};
   }
+
+  async #generate(request: pb.GenerateRequest, { signal }: HandlerContext): Promise<Whole> {
+    const { reasoning = [], texts = [], calls = [], end } = this.#answer;
+    const results = resultsOf(request, this.#answer);
+    if (end instanceof ConnectError) throw end;
+    if (end === "hangs") await this.#cancelled(signal);
+    const answers = results.map((result, index) => ({
+      parts: [
+        ...(reasoning.length > 0 ? [{ part: { case: "reasoning" as const, value: reasoning.join("") } }] : []),
+        ...(texts.length > 0 ? [{ part: { case: "text" as const, value: texts.join("") } }] : []),
+        ...calls.map((call) => ({ part: { case: "toolCall" as const, value: call } })),
+      ],
+      ...tokensOf(piecesOf(this.#answer), index),
+      result,
+    }));
+    return { answers, ...(end ? {} : { started: startedOf(request) }), ...TOTALS };
+  }
+
+  /** A delta for each piece, of all samples in turn; the last one has the result, and one before it has nothing at all. */
+  async *#stream(request: pb.GenerateRequest, { signal }: HandlerContext): AsyncGenerator<Event> {
+    const { end } = this.#answer;
+    const [pieces, results] = [piecesOf(this.#answer), resultsOf(request, this.#answer)];
+    if (pieces.length > 0) yield { event: { case: "started", value: startedOf(request) } };
+    for (const part of pieces) {
+      for (const sample of results.keys()) {
+        yield { event: { case: "delta", value: { sample, parts: [{ part }], ...tokensOf([part], sample) } } };
+      }
+    }
+    if (pieces.length > 0) yield { event: { case: "delta", value: {} } };
+    if (end instanceof ConnectError) throw end;
+    if (end === "hangs") await this.#cancelled(signal);
+    for (const [sample, result] of results.entries()) yield { event: { case: "delta", value: { sample, result } } };
+    if (!end) yield { event: { case: "finished", value: { samples: results, ...TOTALS } } };
+  }
+
+  async #cancelled(signal: AbortSignal): Promise<never> {
+    if (!signal.aborted) await once(signal, "abort");
+    this.events.emit("cancelled");
+    throw signal.reason;
+  }
+}
+
+function startedOf({ requestId, tenant }: pb.GenerateRequest) {
+  return { requestId, tenant: tenant || "default", model: "fake", strategy: "trie" };
+}
+
+/** One for each sample. */
+function resultsOf({ sampling }: pb.GenerateRequest, { calls, reason }: Answer) {
+  return Array.from({ length: sampling?.n ?? 1 }, (_, index) => ({
+    reason: reason ?? (calls ? pb.FinishReason.TOOL_CALLS : pb.FinishReason.STOP),
+    matchedStop: { case: "stopString" as const, value: "\n" },
+    usage: { completionTokens: 2, reasoningTokens: index },
+    ...(sampling?.seed !== undefined && { seed: sampling.seed + BigInt(index) }),
+  }));
+}
+
+/** What a sample writes, in pieces: each call in two. */
+function piecesOf({ reasoning = [], texts = [], calls = [] }: Answer): Piece[] {
+  return [
+    ...reasoning.map((value) => ({ case: "reasoning" as const, value })),
+    ...texts.map((value) => ({ case: "text" as const, value })),
+    ...calls.flatMap(({ id, name, arguments: written }, index) => [
+      { case: "toolCall" as const, value: { index, id, name, arguments: written.slice(0, 3) } },
+      { case: "toolCall" as const, value: { index, arguments: written.slice(3) } },
+    ]),
+  ];
+}
+
+/** A token for each piece, whose id is its length, or 100 for a piece of a call, and the number of the sample. */
+function tokensOf(pieces: Piece[], sample: number) {
+  const tokenIds = pieces.map((piece) => (piece.case === "toolCall" ? 100 : (piece.value?.length ?? 0)) + sample);
+  return { tokenIds, details: tokenIds.map((tokenId) => ({ tokenId, bytes: Buffer.from([tokenId]), drafted: true })) };
 }

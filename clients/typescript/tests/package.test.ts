@@ -17,8 +17,9 @@ const EXAMPLES = [join(PACKAGE, "README.md"), join(PACKAGE, "..", "..", "README.
 );
 const COMMON_JS = EXAMPLES[0]?.replace(/\n(.*)$/s, "\n(async () => {$1})();") ?? "";
 const ANSWER: Answer = { texts: ["It is", " here."] };
+const CALLS: Answer = { calls: [{ id: "1", name: "track", arguments: '{"order":7}' }] };
 /** What the server does for each example in turn, and what the example then prints. */
-const SHOWN: [example: number, answer: Answer, output: RegExp][] = [
+const SHOWN: [example: number, answer: Answer | Answer[], output: RegExp][] = [
   [0, ANSWER, /^It is here\.\n1\.5\n$/],
   [1, ANSWER, /^It is here\.3\n$/],
   [2, { end: "hangs" }, /^the request was cancelled\n$/],
@@ -26,10 +27,11 @@ const SHOWN: [example: number, answer: Answer, output: RegExp][] = [
   [3, { end: full("-1") }, /^QUEUE_FULL undefined r-1\n$/],
   [4, ANSWER, /^It is here\.\n$/],
   [5, ANSWER, /^fake [0-9a-f]{32}\n$/],
-  [6, ANSWER, /^tenants\/acme 2\n$/],
-  [7, ANSWER, /^2 texts are stored\n16n\n$/],
-  [8, ANSWER, /^It is here\.$/],
-  [9, ANSWER, /^It is here\.\n1\.5\n$/],
+  [6, [CALLS, ANSWER], /^track \{ order: 7 \}\nIt is here\.\n$/],
+  [7, ANSWER, /^tenants\/acme 2\n$/],
+  [8, ANSWER, /^2 texts are stored\n16n\n$/],
+  [9, ANSWER, /^It is here\.$/],
+  [10, ANSWER, /^It is here\.\n1\.5\n$/],
 ];
 
 test("the package runs the examples of the READMEs, and is a CommonJS module too", async () => {
@@ -43,17 +45,17 @@ test("the package runs the examples of the READMEs, and is a CommonJS module too
   const others = paths.filter((path) => !/^dist\/.*\.(js|d\.ts)$/.test(path));
   assert.deepEqual(others.sort(), ["LICENSE", "README.md", "dist/cjs/package.json", "package.json"]);
   assert.equal(version, VERSION);
-  const programs = [...EXAMPLES.map((code, index) => [`${index}.mts`, code] as const), ["9.cts", COMMON_JS] as const];
+  const programs = [...EXAMPLES.map((code, index) => [`${index}.mts`, code] as const), ["10.cts", COMMON_JS] as const];
   for (const [name, code] of programs) writeFileSync(join(CONSUMER, name), code);
   const compilerOptions = { strict: true, module: "node16", target: "es2022", types: ["node"] };
   writeFileSync(join(CONSUMER, "tsconfig.json"), JSON.stringify({ compilerOptions, include: ["*.*ts"] }));
   const compiled = await run(join(PACKAGE, "node_modules", ".bin", "tsc"), ["-p", CONSUMER]).catch((error) => error);
   assert.equal(compiled.stdout, "");
-  assert.equal(EXAMPLES.length, 9);
+  assert.equal(EXAMPLES.length, 10);
   for (const [example, answer, output] of SHOWN) {
     const server = await FakeServer.start();
-    server.script = [answer];
-    const path = join(CONSUMER, example === 9 ? "9.cjs" : `${example}.mjs`);
+    server.script = [answer].flat();
+    const path = join(CONSUMER, example === 10 ? "10.cjs" : `${example}.mjs`);
     writeFileSync(path, readFileSync(path, "utf8").replaceAll(/127\.0\.0\.1:\d+/g, server.target));
     assert.match((await run(process.execPath, [path])).stdout, output);
     server.stop();

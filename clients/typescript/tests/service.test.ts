@@ -19,7 +19,26 @@ test("answers: drafted as plain, seeded samples, formats, stops, errors", { skip
   assert.ok(drafted.drafting.meanAcceptanceLength > 2);
   assert.equal(drafted.details.filter((token) => token.drafted).length, Number(drafted.drafting.acceptedTokens));
   const seed = 2n ** 63n + 1n;
-  const { samples } = await ask({ temperature: 1, seed, n: 3 });
+  const bytes = drafted.details.flatMap((token) => (token.special ? [] : [...token.bytes]));
+  assert.equal(Buffer.from(bytes).toString(), plain.text);
+  assert.deepEqual(
+    drafted.details.map(({ tokenId }) => tokenId),
+    plain.tokenIds,
+  );
+  const streamed = await client.streamChat("where is my order?", { maxTokens: 60 }).completion();
+  assert.deepEqual([streamed.parts, streamed.tokenIds], [plain.parts, plain.tokenIds]);
+  assert.deepEqual([streamed.finishReason, plain.finishReason], ["stop", "stop"]);
+  assert.equal((await ask({ maxTokens: 1 })).finishReason, "length");
+  const { samples, usage } = await ask({ temperature: 1, seed, n: 3 });
+  const tokens = samples.map((sample) => sample.usage.completionTokens);
+  assert.deepEqual(
+    tokens,
+    samples.map(({ tokenIds }) => tokenIds.length),
+  );
+  assert.equal(
+    usage.completionTokens,
+    tokens.reduce((sum, count) => sum + count),
+  );
   assert.equal(samples[2]?.seed, seed + 2n);
   assert.equal((await ask({ temperature: 1, seed: seed + 2n })).text, samples[2]?.text);
   assert.match((await client.complete("The number is ", { regex: "[0-9]{4}" })).text, /^[0-9]{4}$/);

@@ -11,7 +11,7 @@ from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_memory.config import MemoryOverrides
 from draftwood_memory.memory import StrategyUse
 from draftwood_memory.resident import StrategyKey
-from draftwood_memory.store.naming import MemoryName
+from draftwood_memory.store.naming import TENANT_ID, TENANT_ID_ALLOWED, MemoryName
 from draftwood_strategies.drafting import NO_CHOICE, UNDRAFTED, DraftChoice, Drafting
 
 TENANT, SESSION, STRATEGY, MAX_NODES, LEARN, SWITCH = (
@@ -87,8 +87,8 @@ def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
     """
     given = given or {}
     return RequestChoice(
-        tenant=_identifier(TENANT, given.get(TENANT, tenant)),
-        session=_identifier(SESSION, given.get(SESSION, "")),
+        tenant=_tenant(given.get(TENANT, tenant)),
+        session=_session(given.get(SESSION, "")),
         drafting=DraftChoice(
             strategy=str(given[STRATEGY]) if STRATEGY in given else None,
             max_nodes=_nodes(given[MAX_NODES]) if MAX_NODES in given else None,
@@ -121,11 +121,18 @@ def _switch(key: str, value: Any) -> bool:
     return switched
 
 
-def _identifier(key: str, value: Any) -> str:
+def _tenant(value: Any) -> str:
+    """ "" is none."""
+    if not isinstance(value, str) or not (value == "" or TENANT_ID.fullmatch(value)):
+        raise InvalidInputError(TENANT, None, f"must be empty, or {TENANT_ID_ALLOWED}")
+    return value
+
+
+def _session(value: Any) -> str:
     fits = isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= _MAX_BYTES
     if not fits or any(unicodedata.category(character) == "Cc" for character in value):
         problem = f"must be text of at most {_MAX_BYTES} bytes of UTF-8 without control characters"
-        raise InvalidInputError(key, None, problem)
+        raise InvalidInputError(SESSION, None, problem)
     return str(value)
 
 

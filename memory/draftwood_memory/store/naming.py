@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -27,6 +28,11 @@ PROCESSES_KEY = "dw:{purges}:seen"
 _KEY_ID_DIGITS = 8
 _MAX_QUOTED = 128
 """Characters; longer names are hashed. Keeps keys short."""
+
+TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+"""Ids of tenants: what a segment of a resource's name may have without being encoded (AIP-122). Case counts, as ids are
+those of other systems, and some have capital letters."""
+TENANT_ID_ALLOWED = '1 to 128 letters (a to z), digits, "-", ".", "_" and "~", and begin with a letter or digit'
 
 
 @dataclass(frozen=True, slots=True, order=True)

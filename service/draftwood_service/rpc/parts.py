@@ -32,6 +32,9 @@ _BEGUN_ESCAPE = re.compile(
 )
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
+_MAX_HEAD = 4096
+"""Characters of a call up to its arguments. One with more, such as a name without an end, is read when it is
+complete."""
 _ID_BYTES = 29
 """Of the id of a call."""
 _FRAME_BYTES = 32
@@ -272,7 +275,8 @@ class ToolCallReader:
         """Whether a call begins at a place of the held text, which is taken then; None if that cannot be told yet."""
         held = self._held
         at = _behind_blanks(held, at)
-        if (head := self._head.match(held, at)) is not None:
+        short = self._object is None or len(held) - at <= _MAX_HEAD
+        if short and (head := self._head.match(held, at)) is not None:
             self._object = None
             name = _text_of(head[1])
             if name not in self._names:

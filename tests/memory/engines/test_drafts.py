@@ -178,8 +178,9 @@ def test_options_of_a_request() -> None:
         ({"draftwood": "maybe"}, "draftwood: 'maybe' is not allowed; it must be on or off, true or false, 1 or 0"),
         ({"draftwood_learn": "2"}, "draftwood_learn: '2' is not allowed; it must be on or off, true or false, 1 or 0"),
         ({"draftwood_max_nodes": "-1"}, "drafting.max_nodes: -1 is not allowed; it must be at least 0"),
-        ({"draftwood_tenant": 7}, "draftwood_tenant: must be text of at most 256 bytes"),
-        ({"draftwood_tenant": "a\nb"}, "draftwood_tenant: must be text of at most 256 bytes"),
+        ({"draftwood_tenant": 7}, "draftwood_tenant: must be empty, or 1 to 128 letters"),
+        ({"draftwood_tenant": "a/b"}, "draftwood_tenant: must be empty, or 1 to 128 letters"),
+        ({"draftwood_session": "a\nb"}, "draftwood_session: must be text of at most 256 bytes"),
         ({"draftwood_strategy": "tire"}, "drafting.strategy: 'tire' is not allowed; it must be one of"),
     ],
 )

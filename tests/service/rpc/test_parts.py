@@ -132,7 +132,16 @@ def test_arguments_are_the_text_that_the_model_wrote() -> None:
     assert part.tool_call.arguments == given_text
 
 
-@pytest.mark.parametrize("order", ['{{"name": "track", "arguments": {}}}', '{{"arguments": {}, "name": "track"}}'])
+ORDERS = ['{{"name": "track", "arguments": {}}}', '{{"arguments": {}, "name": "track"}}']
+
+
+def test_a_name_without_an_end_is_looked_at_once() -> None:
+    began, text = time.process_time(), '<tool_call>{"name": "' + "x" * 400_000
+    assert read(MARKED, text, [*range(4, len(text), 4)]) == [text]
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("arguments", ['{"text": "' + "word " * 20_000 + '"}', '{"list": [' + "{}, " * 25_000 + "{}]}"])
 def test_each_character_of_a_long_call_is_looked_at_once(order: str, arguments: str) -> None:
     """Decoding what is held at each delta takes 10 to 30 seconds of the event loop here."""

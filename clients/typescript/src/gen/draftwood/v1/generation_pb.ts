@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file draftwood/v1/generation.proto.
  */
 export const file_draftwood_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("Ch1kcmFmdHdvb2QvdjEvZ2VuZXJhdGlvbi5wcm90bxIMZHJhZnR3b29kLnYxIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSKBAQoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIPCgdjb250ZW50GAIgASgJEioKCnRvb2xfY2FsbHMYAyADKAsyFi5kcmFmdHdvb2QudjEuVG9vbENhbGwSFAoMdG9vbF9jYWxsX2lkGAQgASgJEhEKCXRvb2xfbmFtZRgFIAEoCSJWCgRDaGF0EisKCG1lc3NhZ2VzGAEgAygLMhkuZHJhZnR3b29kLnYxLkNoYXRNZXNzYWdlEiEKBXRvb2xzGAIgAygLMhIuZHJhZnR3b29kLnYxLlRvb2wiPQoEVG9vbBIMCgRuYW1lGAEgASgJEhMKC2Rlc2NyaXB0aW9uGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAkiNwoIVG9vbENhbGwSCgoCaWQYASABKAkSDAoEbmFtZRgCIAEoCRIRCglhcmd1bWVudHMYAyABKAkicwoKVG9vbEZvcm1hdBINCgViZWdpbhgBIAEoCRILCgNlbmQYAiABKAkSFAoHYmV0d2VlbhgDIAEoCUgAiAEBEhAKCG5hbWVfa2V5GAQgASgJEhUKDWFyZ3VtZW50c19rZXkYBSABKAlCCgoIX2JldHdlZW4ixQMKD0dlbmVyYXRlUmVxdWVzdBIOCgR0ZXh0GAEgASgJSAASKwoJdG9rZW5faWRzGAIgASgLMhYuZHJhZnR3b29kLnYxLlRva2VuSWRzSAASIgoEY2hhdBgDIAEoCzISLmRyYWZ0d29vZC52MS5DaGF0SAASDgoGdGVuYW50GAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkSLwoIc2FtcGxpbmcYBiABKAsyHS5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zEicKBHN0b3AYByABKAsyGS5kcmFmdHdvb2QudjEuU3RvcE9wdGlvbnMSLAoIZHJhZnRpbmcYCCABKAsyGi5kcmFmdHdvb2QudjEuRHJhZnRPcHRpb25zEisKBm91dHB1dBgJIAEoCzIbLmRyYWZ0d29vZC52MS5PdXRwdXRPcHRpb25zEioKBmZvcm1hdBgKIAEoCzIaLmRyYWZ0d29vZC52MS5PdXRwdXRGb3JtYXQSFQoIcHJpb3JpdHkYCyABKAVIAYgBARINCgVtb2RlbBgMIAEoCRIPCgdzZXNzaW9uGA0gASgJQggKBnByb21wdEILCglfcHJpb3JpdHki3QMKD1NhbXBsaW5nT3B0aW9ucxIYCgt0ZW1wZXJhdHVyZRgBIAEoAkgAiAEBEhIKBXRvcF9rGAIgASgFSAGIAQESEgoFdG9wX3AYAyABKAJIAogBARISCgVtaW5fcBgEIAEoAkgDiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgFIAEoAkgEiAEBEh0KEHByZXNlbmNlX3BlbmFsdHkYBiABKAJIBYgBARIeChFmcmVxdWVuY3lfcGVuYWx0eRgHIAEoAkgGiAEBEhEKBHNlZWQYCCABKARIB4gBARJACgpsb2dpdF9iaWFzGAkgAygLMiwuZHJhZnR3b29kLnYxLlNhbXBsaW5nT3B0aW9ucy5Mb2dpdEJpYXNFbnRyeRIOCgFuGAogASgFSAiIAQEaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIUChJfZnJlcXVlbmN5X3BlbmFsdHlCBwoFX3NlZWRCBAoCX24iqQEKC1N0b3BPcHRpb25zEhcKCm1heF90b2tlbnMYASABKAVIAIgBARIXCgptaW5fdG9rZW5zGAIgASgFSAGIAQESDwoHc3RyaW5ncxgDIAMoCRIRCgl0b2tlbl9pZHMYBCADKAUSFwoKaWdub3JlX2VvcxgFIAEoCEgCiAEBQg0KC19tYXhfdG9rZW5zQg0KC19taW5fdG9rZW5zQg0KC19pZ25vcmVfZW9zIpgBCgxEcmFmdE9wdGlvbnMSFAoHZW5hYmxlZBgBIAEoCEgAiAEBEhUKCHN0cmF0ZWd5GAIgASgJSAGIAQESFgoJbWF4X25vZGVzGAMgASgFSAKIAQESEgoFbGVhcm4YBCABKAhIA4gBAUIKCghfZW5hYmxlZEILCglfc3RyYXRlZ3lCDAoKX21heF9ub2Rlc0IICgZfbGVhcm4iUAoMT3V0cHV0Rm9ybWF0EhUKC2pzb25fc2NoZW1hGAEgASgJSAASDwoFcmVnZXgYAiABKAlIABIOCgRsYXJrGAMgASgJSABCCAoGZm9ybWF0ItMBCg1PdXRwdXRPcHRpb25zEhoKDXRva2VuX2RldGFpbHMYASABKAhIAIgBARIjChZpbmNsdWRlX3NwZWNpYWxfdG9rZW5zGAIgASgISAGIAQESGQoMdG9wX2xvZ3Byb2JzGAMgASgFSAKIAQESGAoLZHJhZnRfdHJlZXMYBCABKAhIA4gBAUIQCg5fdG9rZW5fZGV0YWlsc0IZChdfaW5jbHVkZV9zcGVjaWFsX3Rva2Vuc0IPCg1fdG9wX2xvZ3Byb2JzQg4KDF9kcmFmdF90cmVlcyKoAQoQR2VuZXJhdGVSZXNwb25zZRIoCgdzdGFydGVkGAEgASgLMhUuZHJhZnR3b29kLnYxLlN0YXJ0ZWRIABIkCgVkZWx0YRgCIAEoCzITLmRyYWZ0d29vZC52MS5EZWx0YUgAEioKCGZpbmlzaGVkGAMgASgLMhYuZHJhZnR3b29kLnYxLkZpbmlzaGVkSAASDwoHcGFkZGluZxgEIAMoDEIHCgVldmVudCK2AQoHU3RhcnRlZBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBnRlbmFudBgDIAEoCRIQCghzdHJhdGVneRgEIAEoCRIVCg1wcm9tcHRfdG9rZW5zGAUgASgFEhIKCm1heF90b2tlbnMYBiABKAUSEQoEc2VlZBgHIAEoBEgAiAEBEhIKCmV4cGVyaW1lbnQYCCABKAkSCwoDYXJtGAkgASgJQgcKBV9zZWVkIsABCgVEZWx0YRIMCgR0ZXh0GAEgASgJEhEKCXRva2VuX2lkcxgCIAMoBRIqCgdkZXRhaWxzGAMgAygLMhkuZHJhZnR3b29kLnYxLlRva2VuRGV0YWlsEg4KBnNhbXBsZRgEIAEoBRIsCgtkcmFmdF90cmVlcxgFIAMoCzIXLmRyYWZ0d29vZC52MS5EcmFmdFRyZWUSLAoIZmluaXNoZWQYBiABKAsyGi5kcmFmdHdvb2QudjEuU2FtcGxlUmVzdWx0IlEKCURyYWZ0VHJlZRIRCgl0b2tlbl9pZHMYASADKAUSDgoGdG9rZW5zGAIgAygJEg8KB3BhcmVudHMYAyADKAUSEAoIYWNjZXB0ZWQYBCADKAUipwEKC1Rva2VuRGV0YWlsEgwKBHRleHQYASABKAkSDwoHZHJhZnRlZBgCIAEoCBIUCgdsb2dwcm9iGAMgASgCSACIAQESMAoMdG9wX2xvZ3Byb2JzGAQgAygLMhouZHJhZnR3b29kLnYxLlRva2VuTG9ncHJvYhITCgt0b2tlbl9ieXRlcxgFIAEoDBIQCghsZWZ0X291dBgGIAEoCEIKCghfbG9ncHJvYiJGCgxUb2tlbkxvZ3Byb2ISEAoIdG9rZW5faWQYASABKAUSDwoHbG9ncHJvYhgCIAEoAhITCgt0b2tlbl9ieXRlcxgDIAEoDCKgAgoIRmluaXNoZWQSKgoGcmVhc29uGAEgASgOMhouZHJhZnR3b29kLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgCIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYAyABKAVIABIiCgV1c2FnZRgEIAEoCzITLmRyYWZ0d29vZC52MS5Vc2FnZRImCgd0aW1pbmdzGAUgASgLMhUuZHJhZnR3b29kLnYxLlRpbWluZ3MSLwoIZHJhZnRpbmcYBiABKAsyHS5kcmFmdHdvb2QudjEuRHJhZnRTdGF0aXN0aWNzEisKB3NhbXBsZXMYByADKAsyGi5kcmFmdHdvb2QudjEuU2FtcGxlUmVzdWx0Qg4KDG1hdGNoZWRfc3RvcCKjAQoMU2FtcGxlUmVzdWx0EioKBnJlYXNvbhgBIAEoDjIaLmRyYWZ0d29vZC52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASGQoRY29tcGxldGlvbl90b2tlbnMYBCABKAUSDAoEc2VlZBgFIAEoBEIOCgxtYXRjaGVkX3N0b3AiVwoFVXNhZ2USFQoNcHJvbXB0X3Rva2VucxgBIAEoBRIZChFjb21wbGV0aW9uX3Rva2VucxgCIAEoBRIcChRjYWNoZWRfcHJvbXB0X3Rva2VucxgDIAEoBSKKAQoHVGltaW5ncxIoCgVxdWV1ZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdwcmVmaWxsGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLSAwoPRHJhZnRTdGF0aXN0aWNzEhAKCHN0cmF0ZWd5GAEgASgJEh4KFm1lYW5fYWNjZXB0YW5jZV9sZW5ndGgYAiABKAESDQoFc3RlcHMYAyABKAMSFAoMZHJhZnRfdG9rZW5zGAQgASgDEhcKD2FjY2VwdGVkX3Rva2VucxgFIAEoAxIZChFhY2NlcHRlZF9ieV9kZXB0aBgGIAMoAxI+CglieV9zb3VyY2UYByADKAsyKy5kcmFmdHdvb2QudjEuRHJhZnRTdGF0aXN0aWNzLkJ5U291cmNlRW50cnkSLQoKZHJhZnRfdGltZRgIIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglzdGVwX3RpbWUYCSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFwoPZGlzYWJsZWRfcmVhc29uGAogASgJEi0KCm1vZGVsX3RpbWUYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aTwoNQnlTb3VyY2VFbnRyeRILCgNrZXkYASABKAkSLQoFdmFsdWUYAiABKAsyHi5kcmFmdHdvb2QudjEuU291cmNlU3RhdGlzdGljczoCOAEiQQoQU291cmNlU3RhdGlzdGljcxIUCgxkcmFmdF90b2tlbnMYASABKAMSFwoPYWNjZXB0ZWRfdG9rZW5zGAIgASgDIl0KD1Rva2VuaXplUmVxdWVzdBIOCgR0ZXh0GAEgASgJSAASIgoEY2hhdBgCIAEoCzISLmRyYWZ0d29vZC52MS5DaGF0SAASDQoFbW9kZWwYAyABKAlCBwoFaW5wdXQiNQoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKAUSDgoGdG9rZW5zGAIgAygJIlUKEURldG9rZW5pemVSZXF1ZXN0EhEKCXRva2VuX2lkcxgBIAMoBRIeChZpbmNsdWRlX3NwZWNpYWxfdG9rZW5zGAIgASgIEg0KBW1vZGVsGAMgASgJIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJIhUKE0dldE1vZGVsSW5mb1JlcXVlc3Qi4gUKFEdldE1vZGVsSW5mb1Jlc3BvbnNlEg0KBW1vZGVsGAEgASgJEhQKDGFyY2hpdGVjdHVyZRgCIAEoCRISCgpwYXJhbWV0ZXJzGAMgASgDEg0KBWR0eXBlGAQgASgJEg4KBmRldmljZRgFIAEoCRISCgp2b2NhYl9zaXplGAYgASgFEhoKEm1heF9jb250ZXh0X3Rva2VucxgHIAEoBRIcChRtYXhfcnVubmluZ19yZXF1ZXN0cxgIIAEoBRIcChRtYXhfd2FpdGluZ19yZXF1ZXN0cxgJIAEoBRIXCg9tYXhfZHJhZnRfbm9kZXMYCiABKAUSGQoRaGFzX2NoYXRfdGVtcGxhdGUYCyABKAgSEgoKc3RyYXRlZ2llcxgMIAMoCRIYChBkZWZhdWx0X3N0cmF0ZWd5GA0gASgJEhUKDWVvc190b2tlbl9pZHMYDiADKAUSFgoOc2VydmVyX3ZlcnNpb24YDyABKAkSDQoFZXhhY3QYECABKAgSDgoGcnVubmVyGBEgASgJEhUKDXJ1bm5lcl9yZWFzb24YEiABKAkSDwoHd2VpZ2h0cxgTIAEoCRI9ChNnZW5lcmF0aW9uX2RlZmF1bHRzGBQgASgLMiAuZHJhZnR3b29kLnYxLkdlbmVyYXRpb25EZWZhdWx0cxIrCgZsaW1pdHMYFSABKAsyGy5kcmFmdHdvb2QudjEuUmVxdWVzdExpbWl0cxIYChBtZW1vcnlfbWF4X2J5dGVzGBYgASgDEi0KC3Rvb2xfZm9ybWF0GBcgASgLMhguZHJhZnR3b29kLnYxLlRvb2xGb3JtYXQSFwoPbm9fdG9vbHNfcmVhc29uGBggASgJEjAKCWFiaWxpdGllcxgZIAEoCzIdLmRyYWZ0d29vZC52MS5FbmdpbmVBYmlsaXRpZXMSLgoMZHJhZnRfbW9kZWxzGBogAygLMhguZHJhZnR3b29kLnYxLkRyYWZ0TW9kZWwiQAoKRHJhZnRNb2RlbBIQCghzdHJhdGVneRgBIAEoCRIMCgRuYW1lGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMirwIKD0VuZ2luZUFiaWxpdGllcxIOCgZlbmdpbmUYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIaChJyZXByb2R1Y2libGVfc2VlZHMYAyABKAgSEwoLZHJhZnRfdHJlZXMYBCABKAgSGAoQYnJhbmNoaW5nX2RyYWZ0cxgFIAEoCBINCgVtaW5fcBgGIAEoCBISCgpsb2dpdF9iaWFzGAcgASgIEhcKD21heF90ZW1wZXJhdHVyZRgIIAEoARITCgttYXhfcGVuYWx0eRgJIAEoARIUCgxtYXhfbG9ncHJvYnMYCiABKAUSDwoHZm9ybWF0cxgLIAMoCRIOCgZwYXVzZXMYDCABKAgSEAoIcHJlZW1wdHMYDSABKAgSFgoOYXVkaXRzX3NhbXBsZXMYDiABKAgi9wEKDVJlcXVlc3RMaW1pdHMSFQoNbWVzc2FnZV9ieXRlcxgBIAEoAxIZChFwcm9tcHRfY2hhcmFjdGVycxgCIAEoAxIVCg1jaGF0X21lc3NhZ2VzGAMgASgFEhQKDHN0b3Bfc3RyaW5ncxgEIAEoBRIeChZzdG9wX3N0cmluZ19jaGFyYWN0ZXJzGAUgASgFEhYKDnN0b3BfdG9rZW5faWRzGAYgASgFEhQKDGxvZ2l0X2JpYXNlcxgHIAEoBRIZChFmb3JtYXRfY2hhcmFjdGVycxgIIAEoBRIPCgdzYW1wbGVzGAkgASgFEg0KBXRvb2xzGAogASgFIqMBChJHZW5lcmF0aW9uRGVmYXVsdHMSLwoIc2FtcGxpbmcYASABKAsyHS5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zEicKBHN0b3AYAiABKAsyGS5kcmFmdHdvb2QudjEuU3RvcE9wdGlvbnMSMwoLY29uc3RyYWludHMYAyABKAsyHi5kcmFmdHdvb2QudjEuTG9naXRDb25zdHJhaW50cyKeAQoQTG9naXRDb25zdHJhaW50cxIcChRub19yZXBlYXRfbmdyYW1fc2l6ZRgBIAEoBRIpCgliYWRfd29yZHMYAiADKAsyFi5kcmFmdHdvb2QudjEuVG9rZW5JZHMSEgoKc3VwcHJlc3NlZBgDIAMoBRIYChBzdXBwcmVzc2VkX2ZpcnN0GAQgAygFEhMKC2ZvcmNlZF9sYXN0GAUgAygFKl8KDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASFgoSRklOSVNIX1JFQVNPTl9TVE9QEAESGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQAjLTAgoRR2VuZXJhdGlvblNlcnZpY2USSwoIR2VuZXJhdGUSHS5kcmFmdHdvb2QudjEuR2VuZXJhdGVSZXF1ZXN0Gh4uZHJhZnR3b29kLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJJCghUb2tlbml6ZRIdLmRyYWZ0d29vZC52MS5Ub2tlbml6ZVJlcXVlc3QaHi5kcmFmdHdvb2QudjEuVG9rZW5pemVSZXNwb25zZRJPCgpEZXRva2VuaXplEh8uZHJhZnR3b29kLnYxLkRldG9rZW5pemVSZXF1ZXN0GiAuZHJhZnR3b29kLnYxLkRldG9rZW5pemVSZXNwb25zZRJVCgxHZXRNb2RlbEluZm8SIS5kcmFmdHdvb2QudjEuR2V0TW9kZWxJbmZvUmVxdWVzdBoiLmRyYWZ0d29vZC52MS5HZXRNb2RlbEluZm9SZXNwb25zZUI7CgxkcmFmdHdvb2QudjFCD0dlbmVyYXRpb25Qcm90b1ABWhhkcmFmdHdvb2QvdjE7ZHJhZnR3b29kdjFiBnByb3RvMw", [file_google_protobuf_duration]);
+  fileDesc("Ch1kcmFmdHdvb2QvdjEvZ2VuZXJhdGlvbi5wcm90bxIMZHJhZnR3b29kLnYxIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSKvAQoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIqCgdjb250ZW50GAIgAygLMhkuZHJhZnR3b29kLnYxLkNvbnRlbnRQYXJ0EhEKCXJlYXNvbmluZxgDIAEoCRIqCgp0b29sX2NhbGxzGAQgAygLMhYuZHJhZnR3b29kLnYxLlRvb2xDYWxsEhQKDHRvb2xfY2FsbF9pZBgFIAEoCRIRCgl0b29sX25hbWUYBiABKAkiJQoLQ29udGVudFBhcnQSDgoEdGV4dBgBIAEoCUgAQgYKBHBhcnQiVgoEQ2hhdBIrCghtZXNzYWdlcxgBIAMoCzIZLmRyYWZ0d29vZC52MS5DaGF0TWVzc2FnZRIhCgV0b29scxgCIAMoCzISLmRyYWZ0d29vZC52MS5Ub29sIj0KBFRvb2wSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRISCgpwYXJhbWV0ZXJzGAMgASgJIjcKCFRvb2xDYWxsEgoKAmlkGAEgASgJEgwKBG5hbWUYAiABKAkSEQoJYXJndW1lbnRzGAMgASgJInMKClRvb2xGb3JtYXQSDQoFYmVnaW4YASABKAkSCwoDZW5kGAIgASgJEhQKB2JldHdlZW4YAyABKAlIAIgBARIQCghuYW1lX2tleRgEIAEoCRIVCg1hcmd1bWVudHNfa2V5GAUgASgJQgoKCF9iZXR3ZWVuIkcKD1JlYXNvbmluZ0Zvcm1hdBINCgViZWdpbhgBIAEoCRILCgNlbmQYAiABKAkSGAoQb3BlbmVkX2J5X3Byb21wdBgDIAEoCCLFAwoPR2VuZXJhdGVSZXF1ZXN0Eg4KBHRleHQYASABKAlIABIrCgl0b2tlbl9pZHMYAiABKAsyFi5kcmFmdHdvb2QudjEuVG9rZW5JZHNIABIiCgRjaGF0GAMgASgLMhIuZHJhZnR3b29kLnYxLkNoYXRIABIOCgZ0ZW5hbnQYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCRIvCghzYW1wbGluZxgGIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgHIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIsCghkcmFmdGluZxgIIAEoCzIaLmRyYWZ0d29vZC52MS5EcmFmdE9wdGlvbnMSKwoGb3V0cHV0GAkgASgLMhsuZHJhZnR3b29kLnYxLk91dHB1dE9wdGlvbnMSKgoGZm9ybWF0GAogASgLMhouZHJhZnR3b29kLnYxLk91dHB1dEZvcm1hdBIVCghwcmlvcml0eRgLIAEoBUgBiAEBEg0KBW1vZGVsGAwgASgJEg8KB3Nlc3Npb24YDSABKAlCCAoGcHJvbXB0QgsKCV9wcmlvcml0eSLdAwoPU2FtcGxpbmdPcHRpb25zEhgKC3RlbXBlcmF0dXJlGAEgASgBSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAUgCiAEBEhIKBW1pbl9wGAQgASgBSAOIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAUgASgBSASIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgGIAEoAUgFiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgBSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkAKCmxvZ2l0X2JpYXMYCSADKAsyLC5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zLkxvZ2l0Qmlhc0VudHJ5Eg4KAW4YCiABKAVICIgBARowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAE6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUIHCgVfc2VlZEIECgJfbiKpAQoLU3RvcE9wdGlvbnMSFwoKbWF4X3Rva2VucxgBIAEoBUgAiAEBEhcKCm1pbl90b2tlbnMYAiABKAVIAYgBARIPCgdzdHJpbmdzGAMgAygJEhEKCXRva2VuX2lkcxgEIAMoBRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MimAEKDERyYWZ0T3B0aW9ucxIUCgdlbmFibGVkGAEgASgISACIAQESFQoIc3RyYXRlZ3kYAiABKAlIAYgBARIWCgltYXhfbm9kZXMYAyABKAVIAogBARISCgVsZWFybhgEIAEoCEgDiAEBQgoKCF9lbmFibGVkQgsKCV9zdHJhdGVneUIMCgpfbWF4X25vZGVzQggKBl9sZWFybiJQCgxPdXRwdXRGb3JtYXQSFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIAEIICgZmb3JtYXQi9wEKDU91dHB1dE9wdGlvbnMSGgoNdG9rZW5fZGV0YWlscxgBIAEoCEgAiAEBEiMKFmluY2x1ZGVfc3BlY2lhbF90b2tlbnMYAiABKAhIAYgBARIZCgx0b3BfbG9ncHJvYnMYAyABKAVIAogBARIYCgtkcmFmdF90cmVlcxgEIAEoCEgDiAEBEhUKCHJhd190ZXh0GAUgASgISASIAQFCEAoOX3Rva2VuX2RldGFpbHNCGQoXX2luY2x1ZGVfc3BlY2lhbF90b2tlbnNCDwoNX3RvcF9sb2dwcm9ic0IOCgxfZHJhZnRfdHJlZXNCCwoJX3Jhd190ZXh0Iu8BChBHZW5lcmF0ZVJlc3BvbnNlEiYKB3N0YXJ0ZWQYASABKAsyFS5kcmFmdHdvb2QudjEuU3RhcnRlZBIlCgdhbnN3ZXJzGAIgAygLMhQuZHJhZnR3b29kLnYxLkFuc3dlchIiCgV1c2FnZRgDIAEoCzITLmRyYWZ0d29vZC52MS5Vc2FnZRImCgd0aW1pbmdzGAQgASgLMhUuZHJhZnR3b29kLnYxLlRpbWluZ3MSLwoIZHJhZnRpbmcYBSABKAsyHS5kcmFmdHdvb2QudjEuRHJhZnRTdGF0aXN0aWNzEg8KB3BhZGRpbmcYBiADKAwiygEKBkFuc3dlchInCgVwYXJ0cxgBIAMoCzIYLmRyYWZ0d29vZC52MS5BbnN3ZXJQYXJ0EhEKCXRva2VuX2lkcxgCIAMoBRIqCgdkZXRhaWxzGAMgAygLMhkuZHJhZnR3b29kLnYxLlRva2VuRGV0YWlsEiwKC2RyYWZ0X3RyZWVzGAQgAygLMhcuZHJhZnR3b29kLnYxLkRyYWZ0VHJlZRIqCgZyZXN1bHQYBSABKAsyGi5kcmFmdHdvb2QudjEuU2FtcGxlUmVzdWx0ImYKCkFuc3dlclBhcnQSDgoEdGV4dBgBIAEoCUgAEhMKCXJlYXNvbmluZxgCIAEoCUgAEisKCXRvb2xfY2FsbBgDIAEoCzIWLmRyYWZ0d29vZC52MS5Ub29sQ2FsbEgAQgYKBHBhcnQirgEKFkdlbmVyYXRlU3RyZWFtUmVzcG9uc2USKAoHc3RhcnRlZBgBIAEoCzIVLmRyYWZ0d29vZC52MS5TdGFydGVkSAASJAoFZGVsdGEYAiABKAsyEy5kcmFmdHdvb2QudjEuRGVsdGFIABIqCghmaW5pc2hlZBgDIAEoCzIWLmRyYWZ0d29vZC52MS5GaW5pc2hlZEgAEg8KB3BhZGRpbmcYBCADKAxCBwoFZXZlbnQimgEKB1N0YXJ0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSEAoIc3RyYXRlZ3kYBCABKAkSFQoNcHJvbXB0X3Rva2VucxgFIAEoBRISCgptYXhfdG9rZW5zGAYgASgFEhIKCmV4cGVyaW1lbnQYByABKAkSCwoDYXJtGAggASgJItMBCgVEZWx0YRIOCgZzYW1wbGUYASABKAUSIQoFcGFydHMYAiADKAsyEi5kcmFmdHdvb2QudjEuUGFydBIRCgl0b2tlbl9pZHMYAyADKAUSKgoHZGV0YWlscxgEIAMoCzIZLmRyYWZ0d29vZC52MS5Ub2tlbkRldGFpbBIsCgtkcmFmdF90cmVlcxgFIAMoCzIXLmRyYWZ0d29vZC52MS5EcmFmdFRyZWUSKgoGcmVzdWx0GAYgASgLMhouZHJhZnR3b29kLnYxLlNhbXBsZVJlc3VsdCJlCgRQYXJ0Eg4KBHRleHQYASABKAlIABITCglyZWFzb25pbmcYAiABKAlIABIwCgl0b29sX2NhbGwYAyABKAsyGy5kcmFmdHdvb2QudjEuVG9vbENhbGxEZWx0YUgAQgYKBHBhcnQiSwoNVG9vbENhbGxEZWx0YRINCgVpbmRleBgBIAEoBRIKCgJpZBgCIAEoCRIMCgRuYW1lGAMgASgJEhEKCWFyZ3VtZW50cxgEIAEoCSJRCglEcmFmdFRyZWUSEQoJdG9rZW5faWRzGAEgAygFEg4KBnRva2VucxgCIAMoCRIPCgdwYXJlbnRzGAMgAygFEhAKCGFjY2VwdGVkGAQgAygFIrIBCgtUb2tlbkRldGFpbBIQCgh0b2tlbl9pZBgBIAEoBRIMCgR0ZXh0GAIgASgJEg0KBWJ5dGVzGAMgASgMEg8KB3NwZWNpYWwYBCABKAgSDwoHZHJhZnRlZBgFIAEoCBIUCgdsb2dwcm9iGAYgASgBSACIAQESMAoMdG9wX2xvZ3Byb2JzGAcgAygLMhouZHJhZnR3b29kLnYxLlRva2VuTG9ncHJvYkIKCghfbG9ncHJvYiJOCgxUb2tlbkxvZ3Byb2ISEAoIdG9rZW5faWQYASABKAUSDAoEdGV4dBgCIAEoCRINCgVieXRlcxgDIAEoDBIPCgdsb2dwcm9iGAQgASgBIrQBCghGaW5pc2hlZBIrCgdzYW1wbGVzGAEgAygLMhouZHJhZnR3b29kLnYxLlNhbXBsZVJlc3VsdBIiCgV1c2FnZRgCIAEoCzITLmRyYWZ0d29vZC52MS5Vc2FnZRImCgd0aW1pbmdzGAMgASgLMhUuZHJhZnR3b29kLnYxLlRpbWluZ3MSLwoIZHJhZnRpbmcYBCABKAsyHS5kcmFmdHdvb2QudjEuRHJhZnRTdGF0aXN0aWNzIsABCgxTYW1wbGVSZXN1bHQSKgoGcmVhc29uGAEgASgOMhouZHJhZnR3b29kLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgCIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYAyABKAVIABIoCgV1c2FnZRgEIAEoCzIZLmRyYWZ0d29vZC52MS5TYW1wbGVVc2FnZRIRCgRzZWVkGAUgASgESAGIAQFCDgoMbWF0Y2hlZF9zdG9wQgcKBV9zZWVkInsKC1NhbXBsZVVzYWdlEhkKEWNvbXBsZXRpb25fdG9rZW5zGAEgASgFEh0KEHJlYXNvbmluZ190b2tlbnMYAiABKAVIAIgBARIdChVhY2NlcHRlZF9kcmFmdF90b2tlbnMYAyABKANCEwoRX3JlYXNvbmluZ190b2tlbnMiiwEKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAiABKAUSGQoRY29tcGxldGlvbl90b2tlbnMYAyABKAUSHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoBUgAiAEBQhMKEV9yZWFzb25pbmdfdG9rZW5zIooBCgdUaW1pbmdzEigKBXF1ZXVlGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKB3ByZWZpbGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZGVjb2RlGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIswDCg9EcmFmdFN0YXRpc3RpY3MSHgoWbWVhbl9hY2NlcHRhbmNlX2xlbmd0aBgBIAEoARINCgVzdGVwcxgCIAEoAxIUCgxkcmFmdF90b2tlbnMYAyABKAMSFwoPYWNjZXB0ZWRfdG9rZW5zGAQgASgDEhkKEWFjY2VwdGVkX2J5X2RlcHRoGAUgAygDEj4KCWJ5X3NvdXJjZRgGIAMoCzIrLmRyYWZ0d29vZC52MS5EcmFmdFN0YXRpc3RpY3MuQnlTb3VyY2VFbnRyeRIxCg5kcmFmdF9kdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIwCg1zdGVwX2R1cmF0aW9uGAggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjEKDm1vZGVsX2R1cmF0aW9uGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhcKD2Rpc2FibGVkX3JlYXNvbhgKIAEoCRpPCg1CeVNvdXJjZUVudHJ5EgsKA2tleRgBIAEoCRItCgV2YWx1ZRgCIAEoCzIeLmRyYWZ0d29vZC52MS5Tb3VyY2VTdGF0aXN0aWNzOgI4ASJBChBTb3VyY2VTdGF0aXN0aWNzEhQKDGRyYWZ0X3Rva2VucxgBIAEoAxIXCg9hY2NlcHRlZF90b2tlbnMYAiABKAMiXQoPVG9rZW5pemVSZXF1ZXN0Eg4KBHRleHQYASABKAlIABIiCgRjaGF0GAIgASgLMhIuZHJhZnR3b29kLnYxLkNoYXRIABINCgVtb2RlbBgDIAEoCUIHCgVpbnB1dCI1ChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoBRIOCgZ0b2tlbnMYAiADKAkiVQoRRGV0b2tlbml6ZVJlcXVlc3QSEQoJdG9rZW5faWRzGAEgAygFEh4KFmluY2x1ZGVfc3BlY2lhbF90b2tlbnMYAiABKAgSDQoFbW9kZWwYAyABKAkiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkiFQoTR2V0TW9kZWxJbmZvUmVxdWVzdCKbBgoUR2V0TW9kZWxJbmZvUmVzcG9uc2USDQoFbW9kZWwYASABKAkSFAoMYXJjaGl0ZWN0dXJlGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMSDQoFZHR5cGUYBCABKAkSDgoGZGV2aWNlGAUgASgJEhIKCnZvY2FiX3NpemUYBiABKAUSGgoSbWF4X2NvbnRleHRfdG9rZW5zGAcgASgFEhwKFG1heF9ydW5uaW5nX3JlcXVlc3RzGAggASgFEhwKFG1heF93YWl0aW5nX3JlcXVlc3RzGAkgASgFEhcKD21heF9kcmFmdF9ub2RlcxgKIAEoBRIZChFoYXNfY2hhdF90ZW1wbGF0ZRgLIAEoCBISCgpzdHJhdGVnaWVzGAwgAygJEhgKEGRlZmF1bHRfc3RyYXRlZ3kYDSABKAkSFQoNZW9zX3Rva2VuX2lkcxgOIAMoBRIWCg5zZXJ2ZXJfdmVyc2lvbhgPIAEoCRINCgVleGFjdBgQIAEoCBIOCgZydW5uZXIYESABKAkSFQoNcnVubmVyX3JlYXNvbhgSIAEoCRIPCgd3ZWlnaHRzGBMgASgJEj0KE2dlbmVyYXRpb25fZGVmYXVsdHMYFCABKAsyIC5kcmFmdHdvb2QudjEuR2VuZXJhdGlvbkRlZmF1bHRzEisKBmxpbWl0cxgVIAEoCzIbLmRyYWZ0d29vZC52MS5SZXF1ZXN0TGltaXRzEhgKEG1lbW9yeV9tYXhfYnl0ZXMYFiABKAMSLQoLdG9vbF9mb3JtYXQYFyABKAsyGC5kcmFmdHdvb2QudjEuVG9vbEZvcm1hdBIXCg9ub190b29sc19yZWFzb24YGCABKAkSMAoJYWJpbGl0aWVzGBkgASgLMh0uZHJhZnR3b29kLnYxLkVuZ2luZUFiaWxpdGllcxIuCgxkcmFmdF9tb2RlbHMYGiADKAsyGC5kcmFmdHdvb2QudjEuRHJhZnRNb2RlbBI3ChByZWFzb25pbmdfZm9ybWF0GBsgASgLMh0uZHJhZnR3b29kLnYxLlJlYXNvbmluZ0Zvcm1hdCJACgpEcmFmdE1vZGVsEhAKCHN0cmF0ZWd5GAEgASgJEgwKBG5hbWUYAiABKAkSEgoKcGFyYW1ldGVycxgDIAEoAyKvAgoPRW5naW5lQWJpbGl0aWVzEg4KBmVuZ2luZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhoKEnJlcHJvZHVjaWJsZV9zZWVkcxgDIAEoCBITCgtkcmFmdF90cmVlcxgEIAEoCBIYChBicmFuY2hpbmdfZHJhZnRzGAUgASgIEg0KBW1pbl9wGAYgASgIEhIKCmxvZ2l0X2JpYXMYByABKAgSFwoPbWF4X3RlbXBlcmF0dXJlGAggASgBEhMKC21heF9wZW5hbHR5GAkgASgBEhQKDG1heF9sb2dwcm9icxgKIAEoBRIPCgdmb3JtYXRzGAsgAygJEg4KBnBhdXNlcxgMIAEoCBIQCghwcmVlbXB0cxgNIAEoCBIWCg5hdWRpdHNfc2FtcGxlcxgOIAEoCCL3AQoNUmVxdWVzdExpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgDEhkKEXByb21wdF9jaGFyYWN0ZXJzGAIgASgDEhUKDWNoYXRfbWVzc2FnZXMYAyABKAUSFAoMc3RvcF9zdHJpbmdzGAQgASgFEh4KFnN0b3Bfc3RyaW5nX2NoYXJhY3RlcnMYBSABKAUSFgoOc3RvcF90b2tlbl9pZHMYBiABKAUSFAoMbG9naXRfYmlhc2VzGAcgASgFEhkKEWZvcm1hdF9jaGFyYWN0ZXJzGAggASgFEg8KB3NhbXBsZXMYCSABKAUSDQoFdG9vbHMYCiABKAUiowEKEkdlbmVyYXRpb25EZWZhdWx0cxIvCghzYW1wbGluZxgBIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgCIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIzCgtjb25zdHJhaW50cxgDIAEoCzIeLmRyYWZ0d29vZC52MS5Mb2dpdENvbnN0cmFpbnRzIp4BChBMb2dpdENvbnN0cmFpbnRzEhwKFG5vX3JlcGVhdF9uZ3JhbV9zaXplGAEgASgFEikKCWJhZF93b3JkcxgCIAMoCzIWLmRyYWZ0d29vZC52MS5Ub2tlbklkcxISCgpzdXBwcmVzc2VkGAMgAygFEhgKEHN1cHByZXNzZWRfZmlyc3QYBCADKAUSEwoLZm9yY2VkX2xhc3QYBSADKAUqmgEKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASFgoSRklOSVNIX1JFQVNPTl9TVE9QEAESGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQAhIcChhGSU5JU0hfUkVBU09OX1RPT0xfQ0FMTFMQAxIbChdGSU5JU0hfUkVBU09OX0NBTkNFTExFRBAEMqoDChFHZW5lcmF0aW9uU2VydmljZRJJCghHZW5lcmF0ZRIdLmRyYWZ0d29vZC52MS5HZW5lcmF0ZVJlcXVlc3QaHi5kcmFmdHdvb2QudjEuR2VuZXJhdGVSZXNwb25zZRJXCg5HZW5lcmF0ZVN0cmVhbRIdLmRyYWZ0d29vZC52MS5HZW5lcmF0ZVJlcXVlc3QaJC5kcmFmdHdvb2QudjEuR2VuZXJhdGVTdHJlYW1SZXNwb25zZTABEkkKCFRva2VuaXplEh0uZHJhZnR3b29kLnYxLlRva2VuaXplUmVxdWVzdBoeLmRyYWZ0d29vZC52MS5Ub2tlbml6ZVJlc3BvbnNlEk8KCkRldG9rZW5pemUSHy5kcmFmdHdvb2QudjEuRGV0b2tlbml6ZVJlcXVlc3QaIC5kcmFmdHdvb2QudjEuRGV0b2tlbml6ZVJlc3BvbnNlElUKDEdldE1vZGVsSW5mbxIhLmRyYWZ0d29vZC52MS5HZXRNb2RlbEluZm9SZXF1ZXN0GiIuZHJhZnR3b29kLnYxLkdldE1vZGVsSW5mb1Jlc3BvbnNlQjsKDGRyYWZ0d29vZC52MUIPR2VuZXJhdGlvblByb3RvUAFaGGRyYWZ0d29vZC92MTtkcmFmdHdvb2R2MWIGcHJvdG8z", [file_google_protobuf_duration]);
 
 /**
  * @generated from message draftwood.v1.TokenIds
@@ -43,14 +43,24 @@ export type ChatMessage = Message<"draftwood.v1.ChatMessage"> & {
   role: string;
 
   /**
-   * @generated from field: string content = 2;
+   * Joined in their order.
+   *
+   * @generated from field: repeated draftwood.v1.ContentPart content = 2;
    */
-  content: string;
+  content: ContentPart[];
+
+  /**
+   * Of an answer of the model: what it thought. Chat templates show it as "reasoning_content", most of them only since
+   * the latest message of the user; those that do not know it leave it out.
+   *
+   * @generated from field: string reasoning = 3;
+   */
+  reasoning: string;
 
   /**
    * Of an answer of the model.
    *
-   * @generated from field: repeated draftwood.v1.ToolCall tool_calls = 3;
+   * @generated from field: repeated draftwood.v1.ToolCall tool_calls = 4;
    */
   toolCalls: ToolCall[];
 
@@ -58,12 +68,12 @@ export type ChatMessage = Message<"draftwood.v1.ChatMessage"> & {
    * Of a result: the call that it belongs to, and the name of its tool, which is by default that of the call with this
    * id in an earlier message. Many templates show neither.
    *
-   * @generated from field: string tool_call_id = 4;
+   * @generated from field: string tool_call_id = 5;
    */
   toolCallId: string;
 
   /**
-   * @generated from field: string tool_name = 5;
+   * @generated from field: string tool_name = 6;
    */
   toolName: string;
 };
@@ -76,6 +86,31 @@ export const ChatMessageSchema: GenMessage<ChatMessage> = /*@__PURE__*/
   messageDesc(file_draftwood_v1_generation, 1);
 
 /**
+ * A part of a message. INVALID_ARGUMENT for a part of a kind that the server does not serve.
+ *
+ * @generated from message draftwood.v1.ContentPart
+ */
+export type ContentPart = Message<"draftwood.v1.ContentPart"> & {
+  /**
+   * @generated from oneof draftwood.v1.ContentPart.part
+   */
+  part: {
+    /**
+     * @generated from field: string text = 1;
+     */
+    value: string;
+    case: "text";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message draftwood.v1.ContentPart.
+ * Use `create(ContentPartSchema)` to create a new message.
+ */
+export const ContentPartSchema: GenMessage<ContentPart> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 2);
+
+/**
  * @generated from message draftwood.v1.Chat
  */
 export type Chat = Message<"draftwood.v1.Chat"> & {
@@ -85,7 +120,7 @@ export type Chat = Message<"draftwood.v1.Chat"> & {
   messages: ChatMessage[];
 
   /**
-   * What the model may call. It writes calls as text, in the form that GetModelInfo.tool_format tells.
+   * What the model may call. The answer has its calls as parts of their own.
    *
    * @generated from field: repeated draftwood.v1.Tool tools = 2;
    */
@@ -97,7 +132,7 @@ export type Chat = Message<"draftwood.v1.Chat"> & {
  * Use `create(ChatSchema)` to create a new message.
  */
 export const ChatSchema: GenMessage<Chat> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 2);
+  messageDesc(file_draftwood_v1_generation, 3);
 
 /**
  * A function of the caller's that the model may call.
@@ -128,13 +163,15 @@ export type Tool = Message<"draftwood.v1.Tool"> & {
  * Use `create(ToolSchema)` to create a new message.
  */
 export const ToolSchema: GenMessage<Tool> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 3);
+  messageDesc(file_draftwood_v1_generation, 4);
 
 /**
  * @generated from message draftwood.v1.ToolCall
  */
 export type ToolCall = Message<"draftwood.v1.ToolCall"> & {
   /**
+   * By which the message with the result refers to it; unique.
+   *
    * @generated from field: string id = 1;
    */
   id: string;
@@ -145,7 +182,7 @@ export type ToolCall = Message<"draftwood.v1.ToolCall"> & {
   name: string;
 
   /**
-   * A JSON object, as JSON.
+   * A JSON object, as JSON. In an answer it is cut off if the answer ends within the call, or does not go on as JSON.
    *
    * @generated from field: string arguments = 3;
    */
@@ -157,10 +194,11 @@ export type ToolCall = Message<"draftwood.v1.ToolCall"> & {
  * Use `create(ToolCallSchema)` to create a new message.
  */
 export const ToolCallSchema: GenMessage<ToolCall> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 4);
+  messageDesc(file_draftwood_v1_generation, 5);
 
 /**
- * A call is written as `begin`, a JSON object with the name and the arguments, and `end`.
+ * How the model writes calls: `begin`, a JSON object with the name and the arguments, and `end`. The server reads them; a
+ * client needs this only to write a format that asks for a call, or to read raw text.
  *
  * @generated from message draftwood.v1.ToolFormat
  */
@@ -202,7 +240,38 @@ export type ToolFormat = Message<"draftwood.v1.ToolFormat"> & {
  * Use `create(ToolFormatSchema)` to create a new message.
  */
 export const ToolFormatSchema: GenMessage<ToolFormat> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 5);
+  messageDesc(file_draftwood_v1_generation, 6);
+
+/**
+ * How the model marks what it thinks: `begin`, the reasoning, and `end`. The server reads it, as it does calls.
+ *
+ * @generated from message draftwood.v1.ReasoningFormat
+ */
+export type ReasoningFormat = Message<"draftwood.v1.ReasoningFormat"> & {
+  /**
+   * @generated from field: string begin = 1;
+   */
+  begin: string;
+
+  /**
+   * @generated from field: string end = 2;
+   */
+  end: string;
+
+  /**
+   * The chat template writes `begin` at the end of the prompt, so that the answer is reasoning from its first token.
+   *
+   * @generated from field: bool opened_by_prompt = 3;
+   */
+  openedByPrompt: boolean;
+};
+
+/**
+ * Describes the message draftwood.v1.ReasoningFormat.
+ * Use `create(ReasoningFormatSchema)` to create a new message.
+ */
+export const ReasoningFormatSchema: GenMessage<ReasoningFormat> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 7);
 
 /**
  * @generated from message draftwood.v1.GenerateRequest
@@ -235,8 +304,8 @@ export type GenerateRequest = Message<"draftwood.v1.GenerateRequest"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * The tenant: its memory drafts for this request and learns from the answer. Empty: that of the
-   * credential, or "default" where it has none. Only operators may name another.
+   * The id of the tenant: its memory drafts for this request and learns from the answer. 1 to 128 letters, digits and
+   * "-", ".", "_", "~". Empty: that of the credential, or "default" if it has none. Only operators may name another.
    *
    * @generated from field: string tenant = 4;
    */
@@ -303,7 +372,7 @@ export type GenerateRequest = Message<"draftwood.v1.GenerateRequest"> & {
  * Use `create(GenerateRequestSchema)` to create a new message.
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 6);
+  messageDesc(file_draftwood_v1_generation, 8);
 
 /**
  * An unset scalar means the server's default, which is not the same as zero.
@@ -314,7 +383,7 @@ export type SamplingOptions = Message<"draftwood.v1.SamplingOptions"> & {
   /**
    * 0 is greedy, the default, and so is all below 1e-5.
    *
-   * @generated from field: optional float temperature = 1;
+   * @generated from field: optional double temperature = 1;
    */
   temperature?: number | undefined;
 
@@ -324,27 +393,27 @@ export type SamplingOptions = Message<"draftwood.v1.SamplingOptions"> & {
   topK?: number | undefined;
 
   /**
-   * @generated from field: optional float top_p = 3;
+   * @generated from field: optional double top_p = 3;
    */
   topP?: number | undefined;
 
   /**
-   * @generated from field: optional float min_p = 4;
+   * @generated from field: optional double min_p = 4;
    */
   minP?: number | undefined;
 
   /**
-   * @generated from field: optional float repetition_penalty = 5;
+   * @generated from field: optional double repetition_penalty = 5;
    */
   repetitionPenalty?: number | undefined;
 
   /**
-   * @generated from field: optional float presence_penalty = 6;
+   * @generated from field: optional double presence_penalty = 6;
    */
   presencePenalty?: number | undefined;
 
   /**
-   * @generated from field: optional float frequency_penalty = 7;
+   * @generated from field: optional double frequency_penalty = 7;
    */
   frequencyPenalty?: number | undefined;
 
@@ -358,7 +427,7 @@ export type SamplingOptions = Message<"draftwood.v1.SamplingOptions"> & {
   /**
    * Added to the logits of these tokens, in [-100, 100].
    *
-   * @generated from field: map<int32, float> logit_bias = 9;
+   * @generated from field: map<int32, double> logit_bias = 9;
    */
   logitBias: { [key: number]: number };
 
@@ -375,7 +444,7 @@ export type SamplingOptions = Message<"draftwood.v1.SamplingOptions"> & {
  * Use `create(SamplingOptionsSchema)` to create a new message.
  */
 export const SamplingOptionsSchema: GenMessage<SamplingOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 7);
+  messageDesc(file_draftwood_v1_generation, 9);
 
 /**
  * @generated from message draftwood.v1.StopOptions
@@ -422,7 +491,7 @@ export type StopOptions = Message<"draftwood.v1.StopOptions"> & {
  * Use `create(StopOptionsSchema)` to create a new message.
  */
 export const StopOptionsSchema: GenMessage<StopOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 8);
+  messageDesc(file_draftwood_v1_generation, 10);
 
 /**
  * @generated from message draftwood.v1.DraftOptions
@@ -462,7 +531,7 @@ export type DraftOptions = Message<"draftwood.v1.DraftOptions"> & {
  * Use `create(DraftOptionsSchema)` to create a new message.
  */
 export const DraftOptionsSchema: GenMessage<DraftOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 9);
+  messageDesc(file_draftwood_v1_generation, 11);
 
 /**
  * The format of the whole answer. Only tokens that it allows are chosen.
@@ -505,14 +574,14 @@ export type OutputFormat = Message<"draftwood.v1.OutputFormat"> & {
  * Use `create(OutputFormatSchema)` to create a new message.
  */
 export const OutputFormatSchema: GenMessage<OutputFormat> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 10);
+  messageDesc(file_draftwood_v1_generation, 12);
 
 /**
  * @generated from message draftwood.v1.OutputOptions
  */
 export type OutputOptions = Message<"draftwood.v1.OutputOptions"> & {
   /**
-   * Fill Delta.details: the text of each token and whether it was accepted from a draft.
+   * Fill the details: the text of each token and whether it was accepted from a draft.
    *
    * @generated from field: optional bool token_details = 1;
    */
@@ -526,20 +595,28 @@ export type OutputOptions = Message<"draftwood.v1.OutputOptions"> & {
   includeSpecialTokens?: boolean | undefined;
 
   /**
-   * Fill Delta.details with log-probabilities, of the chosen token and of this many of the most probable tokens; 0 for
-   * the chosen token alone.
+   * Fill the details with log-probabilities, of the chosen token and of this many of the most probable tokens; 0 for the
+   * chosen token alone.
    *
    * @generated from field: optional int32 top_logprobs = 3;
    */
   topLogprobs?: number | undefined;
 
   /**
-   * Fill Delta.draft_trees. Drafts come from the tenant's memory, so this needs the role tenant-admin. Refused where the
-   * server pads deltas or sends them at a fixed cadence, whose sizes must tell nothing.
+   * Fill the draft trees. Drafts come from the tenant's memory, so this needs the role tenant-admin. Refused if the server
+   * pads its messages or sends them at a fixed cadence, as sizes must tell nothing then.
    *
    * @generated from field: optional bool draft_trees = 4;
    */
   draftTrees?: boolean | undefined;
+
+  /**
+   * The answer is text alone, as the model wrote it: reasoning and calls are not read, and no finish reason is
+   * FINISH_REASON_TOOL_CALLS.
+   *
+   * @generated from field: optional bool raw_text = 5;
+   */
+  rawText?: boolean | undefined;
 };
 
 /**
@@ -547,14 +624,153 @@ export type OutputOptions = Message<"draftwood.v1.OutputOptions"> & {
  * Use `create(OutputOptionsSchema)` to create a new message.
  */
 export const OutputOptionsSchema: GenMessage<OutputOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 11);
+  messageDesc(file_draftwood_v1_generation, 13);
 
 /**
+ * A whole answer.
+ *
  * @generated from message draftwood.v1.GenerateResponse
  */
 export type GenerateResponse = Message<"draftwood.v1.GenerateResponse"> & {
   /**
-   * @generated from oneof draftwood.v1.GenerateResponse.event
+   * @generated from field: draftwood.v1.Started started = 1;
+   */
+  started?: Started | undefined;
+
+  /**
+   * One for each sample, in their order.
+   *
+   * @generated from field: repeated draftwood.v1.Answer answers = 2;
+   */
+  answers: Answer[];
+
+  /**
+   * As in Finished.
+   *
+   * @generated from field: draftwood.v1.Usage usage = 3;
+   */
+  usage?: Usage | undefined;
+
+  /**
+   * @generated from field: draftwood.v1.Timings timings = 4;
+   */
+  timings?: Timings | undefined;
+
+  /**
+   * @generated from field: draftwood.v1.DraftStatistics drafting = 5;
+   */
+  drafting?: DraftStatistics | undefined;
+
+  /**
+   * Random bytes that make the size of a message independent of its content, if the server is set to send them. Ignore
+   * them.
+   *
+   * @generated from field: repeated bytes padding = 6;
+   */
+  padding: Uint8Array[];
+};
+
+/**
+ * Describes the message draftwood.v1.GenerateResponse.
+ * Use `create(GenerateResponseSchema)` to create a new message.
+ */
+export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 14);
+
+/**
+ * What one sample wrote.
+ *
+ * @generated from message draftwood.v1.Answer
+ */
+export type Answer = Message<"draftwood.v1.Answer"> & {
+  /**
+   * In the order in which the model wrote them; neighbours of one kind are joined.
+   *
+   * @generated from field: repeated draftwood.v1.AnswerPart parts = 1;
+   */
+  parts: AnswerPart[];
+
+  /**
+   * @generated from field: repeated int32 token_ids = 2;
+   */
+  tokenIds: number[];
+
+  /**
+   * One for each token id if OutputOptions.token_details or top_logprobs is set.
+   *
+   * @generated from field: repeated draftwood.v1.TokenDetail details = 3;
+   */
+  details: TokenDetail[];
+
+  /**
+   * What its steps verified, in order, if OutputOptions.draft_trees is set: of the last 64 if there are more.
+   *
+   * @generated from field: repeated draftwood.v1.DraftTree draft_trees = 4;
+   */
+  draftTrees: DraftTree[];
+
+  /**
+   * @generated from field: draftwood.v1.SampleResult result = 5;
+   */
+  result?: SampleResult | undefined;
+};
+
+/**
+ * Describes the message draftwood.v1.Answer.
+ * Use `create(AnswerSchema)` to create a new message.
+ */
+export const AnswerSchema: GenMessage<Answer> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 15);
+
+/**
+ * A part of an answer.
+ *
+ * @generated from message draftwood.v1.AnswerPart
+ */
+export type AnswerPart = Message<"draftwood.v1.AnswerPart"> & {
+  /**
+   * @generated from oneof draftwood.v1.AnswerPart.part
+   */
+  part: {
+    /**
+     * @generated from field: string text = 1;
+     */
+    value: string;
+    case: "text";
+  } | {
+    /**
+     * What the model thought, without its marks (GetModelInfo.reasoning_format).
+     *
+     * @generated from field: string reasoning = 2;
+     */
+    value: string;
+    case: "reasoning";
+  } | {
+    /**
+     * A call of one of Chat.tools.
+     *
+     * @generated from field: draftwood.v1.ToolCall tool_call = 3;
+     */
+    value: ToolCall;
+    case: "toolCall";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message draftwood.v1.AnswerPart.
+ * Use `create(AnswerPartSchema)` to create a new message.
+ */
+export const AnswerPartSchema: GenMessage<AnswerPart> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 16);
+
+/**
+ * A message of a streamed answer.
+ *
+ * @generated from message draftwood.v1.GenerateStreamResponse
+ */
+export type GenerateStreamResponse = Message<"draftwood.v1.GenerateStreamResponse"> & {
+  /**
+   * @generated from oneof draftwood.v1.GenerateStreamResponse.event
    */
   event: {
     /**
@@ -577,8 +793,7 @@ export type GenerateResponse = Message<"draftwood.v1.GenerateResponse"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * Random bytes that make the size of a message independent of its content, if the server is set to send them. Ignore
-   * them.
+   * As in GenerateResponse.
    *
    * @generated from field: repeated bytes padding = 4;
    */
@@ -586,11 +801,11 @@ export type GenerateResponse = Message<"draftwood.v1.GenerateResponse"> & {
 };
 
 /**
- * Describes the message draftwood.v1.GenerateResponse.
- * Use `create(GenerateResponseSchema)` to create a new message.
+ * Describes the message draftwood.v1.GenerateStreamResponse.
+ * Use `create(GenerateStreamResponseSchema)` to create a new message.
  */
-export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 12);
+export const GenerateStreamResponseSchema: GenMessage<GenerateStreamResponse> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 17);
 
 /**
  * The request was admitted to the queue.
@@ -631,22 +846,14 @@ export type Started = Message<"draftwood.v1.Started"> & {
   maxTokens: number;
 
   /**
-   * The seed of the answer, from the request or drawn by the server; a request with the same seed gets the same answer.
-   * Unset in greedy decoding.
+   * The experiment that the request takes part in, and its arm, by their ids; empty if it is in none.
    *
-   * @generated from field: optional uint64 seed = 7;
-   */
-  seed?: bigint | undefined;
-
-  /**
-   * The experiment that the request takes part in, and its arm; empty if it is in none.
-   *
-   * @generated from field: string experiment = 8;
+   * @generated from field: string experiment = 7;
    */
   experiment: string;
 
   /**
-   * @generated from field: string arm = 9;
+   * @generated from field: string arm = 8;
    */
   arm: string;
 };
@@ -656,55 +863,56 @@ export type Started = Message<"draftwood.v1.Started"> & {
  * Use `create(StartedSchema)` to create a new message.
  */
 export const StartedSchema: GenMessage<Started> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 13);
+  messageDesc(file_draftwood_v1_generation, 18);
 
 /**
- * All tokens of one step, or of several steps if the client reads more slowly than the model writes. Without tokens if the
- * server is set to send deltas at a fixed cadence and nothing new was written.
+ * All tokens of one step, or of several steps if the client reads more slowly than the model writes. Without tokens at the
+ * end of a sample, and if the server is set to send deltas at a fixed cadence and nothing new was written.
  *
  * @generated from message draftwood.v1.Delta
  */
 export type Delta = Message<"draftwood.v1.Delta"> & {
   /**
-   * Whole characters only; the bytes of an unfinished one are in a later Delta.
+   * Index of the sample that it belongs to, from 0.
    *
-   * @generated from field: string text = 1;
+   * @generated from field: int32 sample = 1;
    */
-  text: string;
+  sample: number;
 
   /**
-   * @generated from field: repeated int32 token_ids = 2;
+   * What is certain by now, in the order in which the model wrote it: whole characters only, and what may yet become a
+   * marker or a call is in a later delta than its tokens.
+   *
+   * @generated from field: repeated draftwood.v1.Part parts = 2;
+   */
+  parts: Part[];
+
+  /**
+   * @generated from field: repeated int32 token_ids = 3;
    */
   tokenIds: number[];
 
   /**
    * One for each token id if OutputOptions.token_details or top_logprobs is set.
    *
-   * @generated from field: repeated draftwood.v1.TokenDetail details = 3;
+   * @generated from field: repeated draftwood.v1.TokenDetail details = 4;
    */
   details: TokenDetail[];
 
   /**
-   * Index of the sample that these tokens belong to, from 0.
-   *
-   * @generated from field: int32 sample = 4;
-   */
-  sample: number;
-
-  /**
-   * What these steps verified, in order, if OutputOptions.draft_trees is set: of the last 64 where there are more.
+   * What these steps verified, in order, if OutputOptions.draft_trees is set: of the last 64 if there are more.
    *
    * @generated from field: repeated draftwood.v1.DraftTree draft_trees = 5;
    */
   draftTrees: DraftTree[];
 
   /**
-   * Set in the last delta of each sample if there are several: how it ended. That delta may be without tokens. Unset
-   * where the server sends deltas at a fixed cadence, which must tell nothing.
+   * Set in the last delta of each sample: how it ended. Unset if the server sends deltas at a fixed cadence, which must
+   * tell nothing; Finished has it then too.
    *
-   * @generated from field: draftwood.v1.SampleResult finished = 6;
+   * @generated from field: draftwood.v1.SampleResult result = 6;
    */
-  finished?: SampleResult | undefined;
+  result?: SampleResult | undefined;
 };
 
 /**
@@ -712,7 +920,86 @@ export type Delta = Message<"draftwood.v1.Delta"> & {
  * Use `create(DeltaSchema)` to create a new message.
  */
 export const DeltaSchema: GenMessage<Delta> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 14);
+  messageDesc(file_draftwood_v1_generation, 19);
+
+/**
+ * A piece of a part of an answer. Pieces of text, and of reasoning, join in their order.
+ *
+ * @generated from message draftwood.v1.Part
+ */
+export type Part = Message<"draftwood.v1.Part"> & {
+  /**
+   * @generated from oneof draftwood.v1.Part.part
+   */
+  part: {
+    /**
+     * @generated from field: string text = 1;
+     */
+    value: string;
+    case: "text";
+  } | {
+    /**
+     * As in AnswerPart.
+     *
+     * @generated from field: string reasoning = 2;
+     */
+    value: string;
+    case: "reasoning";
+  } | {
+    /**
+     * @generated from field: draftwood.v1.ToolCallDelta tool_call = 3;
+     */
+    value: ToolCallDelta;
+    case: "toolCall";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message draftwood.v1.Part.
+ * Use `create(PartSchema)` to create a new message.
+ */
+export const PartSchema: GenMessage<Part> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 20);
+
+/**
+ * A piece of a call of one of Chat.tools.
+ *
+ * @generated from message draftwood.v1.ToolCallDelta
+ */
+export type ToolCallDelta = Message<"draftwood.v1.ToolCallDelta"> & {
+  /**
+   * Of the call within the sample, from 0. Pieces of a call follow each other.
+   *
+   * @generated from field: int32 index = 1;
+   */
+  index: number;
+
+  /**
+   * In the first piece of a call alone.
+   *
+   * @generated from field: string id = 2;
+   */
+  id: string;
+
+  /**
+   * @generated from field: string name = 3;
+   */
+  name: string;
+
+  /**
+   * The next characters of the arguments, as in ToolCall.
+   *
+   * @generated from field: string arguments = 4;
+   */
+  arguments: string;
+};
+
+/**
+ * Describes the message draftwood.v1.ToolCallDelta.
+ * Use `create(ToolCallDeltaSchema)` to create a new message.
+ */
+export const ToolCallDeltaSchema: GenMessage<ToolCallDelta> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 21);
 
 /**
  * The draft tokens that one step verified, as a tree below the last token before the step.
@@ -752,54 +1039,59 @@ export type DraftTree = Message<"draftwood.v1.DraftTree"> & {
  * Use `create(DraftTreeSchema)` to create a new message.
  */
 export const DraftTreeSchema: GenMessage<DraftTree> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 15);
+  messageDesc(file_draftwood_v1_generation, 22);
 
 /**
  * @generated from message draftwood.v1.TokenDetail
  */
 export type TokenDetail = Message<"draftwood.v1.TokenDetail"> & {
   /**
-   * The characters that were sent with this token: those that it completed, but for what may begin a stop string, which
-   * comes with a later one. Together they are the text.
+   * @generated from field: int32 token_id = 1;
+   */
+  tokenId: number;
+
+  /**
+   * The characters of the answer, as the model wrote it, that came with this token: those that it completed, but for what
+   * may begin a stop string, which comes with a later one. Together they are the raw text.
    *
-   * @generated from field: string text = 1;
+   * @generated from field: string text = 2;
    */
   text: string;
 
   /**
+   * The token itself: UTF-8 if it is whole characters, a special token's name.
+   *
+   * @generated from field: bytes bytes = 3;
+   */
+  bytes: Uint8Array;
+
+  /**
+   * True for a special token, which the text is without. The others' bytes together are the raw text.
+   *
+   * @generated from field: bool special = 4;
+   */
+  special: boolean;
+
+  /**
    * True for a draft token that was accepted, false for a token that the model added.
    *
-   * @generated from field: bool drafted = 2;
+   * @generated from field: bool drafted = 5;
    */
   drafted: boolean;
 
   /**
    * Log-probability by the model's own logits, before temperature, penalties and masks.
    *
-   * @generated from field: optional float logprob = 3;
+   * @generated from field: optional double logprob = 6;
    */
   logprob?: number | undefined;
 
   /**
    * The most probable tokens, best first.
    *
-   * @generated from field: repeated draftwood.v1.TokenLogprob top_logprobs = 4;
+   * @generated from field: repeated draftwood.v1.TokenLogprob top_logprobs = 7;
    */
   topLogprobs: TokenLogprob[];
-
-  /**
-   * The token itself: UTF-8 where it is whole characters, a special token's name.
-   *
-   * @generated from field: bytes token_bytes = 5;
-   */
-  tokenBytes: Uint8Array;
-
-  /**
-   * True for a special token, which the text is without. The others' bytes together are the text.
-   *
-   * @generated from field: bool left_out = 6;
-   */
-  leftOut: boolean;
 };
 
 /**
@@ -807,7 +1099,7 @@ export type TokenDetail = Message<"draftwood.v1.TokenDetail"> & {
  * Use `create(TokenDetailSchema)` to create a new message.
  */
 export const TokenDetailSchema: GenMessage<TokenDetail> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 16);
+  messageDesc(file_draftwood_v1_generation, 23);
 
 /**
  * @generated from message draftwood.v1.TokenLogprob
@@ -819,16 +1111,23 @@ export type TokenLogprob = Message<"draftwood.v1.TokenLogprob"> & {
   tokenId: number;
 
   /**
-   * @generated from field: float logprob = 2;
+   * Of the token by itself; U+FFFD for part of a character.
+   *
+   * @generated from field: string text = 2;
    */
-  logprob: number;
+  text: string;
 
   /**
    * As in TokenDetail.
    *
-   * @generated from field: bytes token_bytes = 3;
+   * @generated from field: bytes bytes = 3;
    */
-  tokenBytes: Uint8Array;
+  bytes: Uint8Array;
+
+  /**
+   * @generated from field: double logprob = 4;
+   */
+  logprob: number;
 };
 
 /**
@@ -836,62 +1135,38 @@ export type TokenLogprob = Message<"draftwood.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 17);
+  messageDesc(file_draftwood_v1_generation, 24);
 
 /**
- * The end of the answer; with several samples, the end of all of them.
+ * The end of all samples.
  *
  * @generated from message draftwood.v1.Finished
  */
 export type Finished = Message<"draftwood.v1.Finished"> & {
   /**
-   * Of the first sample, like matched_stop.
+   * One for each sample, in their order.
    *
-   * @generated from field: draftwood.v1.FinishReason reason = 1;
+   * @generated from field: repeated draftwood.v1.SampleResult samples = 1;
    */
-  reason: FinishReason;
-
-  /**
-   * @generated from oneof draftwood.v1.Finished.matched_stop
-   */
-  matchedStop: {
-    /**
-     * @generated from field: string stop_string = 2;
-     */
-    value: string;
-    case: "stopString";
-  } | {
-    /**
-     * @generated from field: int32 stop_token_id = 3;
-     */
-    value: number;
-    case: "stopTokenId";
-  } | { case: undefined; value?: undefined };
+  samples: SampleResult[];
 
   /**
    * Over all samples: sums of tokens, steps and drafts, with the prompt counted once; times from the first sample's
    * beginning to the last one's end.
    *
-   * @generated from field: draftwood.v1.Usage usage = 4;
+   * @generated from field: draftwood.v1.Usage usage = 2;
    */
   usage?: Usage | undefined;
 
   /**
-   * @generated from field: draftwood.v1.Timings timings = 5;
+   * @generated from field: draftwood.v1.Timings timings = 3;
    */
   timings?: Timings | undefined;
 
   /**
-   * @generated from field: draftwood.v1.DraftStatistics drafting = 6;
+   * @generated from field: draftwood.v1.DraftStatistics drafting = 4;
    */
   drafting?: DraftStatistics | undefined;
-
-  /**
-   * One for each sample, if there are several.
-   *
-   * @generated from field: repeated draftwood.v1.SampleResult samples = 7;
-   */
-  samples: SampleResult[];
 };
 
 /**
@@ -899,9 +1174,11 @@ export type Finished = Message<"draftwood.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 18);
+  messageDesc(file_draftwood_v1_generation, 25);
 
 /**
+ * How a sample ended.
+ *
  * @generated from message draftwood.v1.SampleResult
  */
 export type SampleResult = Message<"draftwood.v1.SampleResult"> & {
@@ -911,6 +1188,8 @@ export type SampleResult = Message<"draftwood.v1.SampleResult"> & {
   reason: FinishReason;
 
   /**
+   * What ended it, with FINISH_REASON_STOP or FINISH_REASON_TOOL_CALLS; unset for the model's own end-of-sequence tokens.
+   *
    * @generated from oneof draftwood.v1.SampleResult.matched_stop
    */
   matchedStop: {
@@ -928,14 +1207,17 @@ export type SampleResult = Message<"draftwood.v1.SampleResult"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * @generated from field: int32 completion_tokens = 4;
+   * @generated from field: draftwood.v1.SampleUsage usage = 4;
    */
-  completionTokens: number;
+  usage?: SampleUsage | undefined;
 
   /**
-   * @generated from field: uint64 seed = 5;
+   * From the request or drawn by the server; a request with this seed for its only sample gets the same answer. Unset in
+   * greedy decoding.
+   *
+   * @generated from field: optional uint64 seed = 5;
    */
-  seed: bigint;
+  seed?: bigint | undefined;
 };
 
 /**
@@ -943,7 +1225,40 @@ export type SampleResult = Message<"draftwood.v1.SampleResult"> & {
  * Use `create(SampleResultSchema)` to create a new message.
  */
 export const SampleResultSchema: GenMessage<SampleResult> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 19);
+  messageDesc(file_draftwood_v1_generation, 26);
+
+/**
+ * The tokens of one sample.
+ *
+ * @generated from message draftwood.v1.SampleUsage
+ */
+export type SampleUsage = Message<"draftwood.v1.SampleUsage"> & {
+  /**
+   * @generated from field: int32 completion_tokens = 1;
+   */
+  completionTokens: number;
+
+  /**
+   * Those of completion_tokens that ended within reasoning, its marks among them. Unset if reasoning is not read.
+   *
+   * @generated from field: optional int32 reasoning_tokens = 2;
+   */
+  reasoningTokens?: number | undefined;
+
+  /**
+   * Draft tokens that were accepted.
+   *
+   * @generated from field: int64 accepted_draft_tokens = 3;
+   */
+  acceptedDraftTokens: bigint;
+};
+
+/**
+ * Describes the message draftwood.v1.SampleUsage.
+ * Use `create(SampleUsageSchema)` to create a new message.
+ */
+export const SampleUsageSchema: GenMessage<SampleUsage> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 27);
 
 /**
  * @generated from message draftwood.v1.Usage
@@ -955,16 +1270,23 @@ export type Usage = Message<"draftwood.v1.Usage"> & {
   promptTokens: number;
 
   /**
-   * @generated from field: int32 completion_tokens = 2;
+   * Prompt tokens found in the prefix cache.
+   *
+   * @generated from field: int32 cached_prompt_tokens = 2;
+   */
+  cachedPromptTokens: number;
+
+  /**
+   * @generated from field: int32 completion_tokens = 3;
    */
   completionTokens: number;
 
   /**
-   * Prompt tokens found in the prefix cache.
+   * As in SampleUsage.
    *
-   * @generated from field: int32 cached_prompt_tokens = 3;
+   * @generated from field: optional int32 reasoning_tokens = 4;
    */
-  cachedPromptTokens: number;
+  reasoningTokens?: number | undefined;
 };
 
 /**
@@ -972,7 +1294,7 @@ export type Usage = Message<"draftwood.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 20);
+  messageDesc(file_draftwood_v1_generation, 28);
 
 /**
  * @generated from message draftwood.v1.Timings
@@ -1005,70 +1327,72 @@ export type Timings = Message<"draftwood.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 21);
+  messageDesc(file_draftwood_v1_generation, 29);
 
 /**
  * @generated from message draftwood.v1.DraftStatistics
  */
 export type DraftStatistics = Message<"draftwood.v1.DraftStatistics"> & {
   /**
-   * @generated from field: string strategy = 1;
-   */
-  strategy: string;
-
-  /**
    * Tokens per decoding step, the model's own included: 1.0 without drafts.
    *
-   * @generated from field: double mean_acceptance_length = 2;
+   * @generated from field: double mean_acceptance_length = 1;
    */
   meanAcceptanceLength: number;
 
   /**
    * Decoding steps, without prefill steps.
    *
-   * @generated from field: int64 steps = 3;
+   * @generated from field: int64 steps = 2;
    */
   steps: bigint;
 
   /**
    * Draft tokens that were verified, and those of them that were accepted.
    *
-   * @generated from field: int64 draft_tokens = 4;
+   * @generated from field: int64 draft_tokens = 3;
    */
   draftTokens: bigint;
 
   /**
-   * @generated from field: int64 accepted_tokens = 5;
+   * @generated from field: int64 accepted_tokens = 4;
    */
   acceptedTokens: bigint;
 
   /**
    * accepted_by_depth[d] counts the steps that accepted at least d + 1 draft tokens.
    *
-   * @generated from field: repeated int64 accepted_by_depth = 6;
+   * @generated from field: repeated int64 accepted_by_depth = 5;
    */
   acceptedByDepth: bigint[];
 
   /**
    * By the strategy that proposed the token.
    *
-   * @generated from field: map<string, draftwood.v1.SourceStatistics> by_source = 7;
+   * @generated from field: map<string, draftwood.v1.SourceStatistics> by_source = 6;
    */
   bySource: { [key: string]: SourceStatistics };
 
   /**
    * Wall time of drafting for this request, learning included.
    *
-   * @generated from field: google.protobuf.Duration draft_time = 8;
+   * @generated from field: google.protobuf.Duration draft_duration = 7;
    */
-  draftTime?: Duration | undefined;
+  draftDuration?: Duration | undefined;
 
   /**
    * Wall time of the steps that this request was part of.
    *
-   * @generated from field: google.protobuf.Duration step_time = 9;
+   * @generated from field: google.protobuf.Duration step_duration = 8;
    */
-  stepTime?: Duration | undefined;
+  stepDuration?: Duration | undefined;
+
+  /**
+   * Wall time of the model's forward passes in these steps.
+   *
+   * @generated from field: google.protobuf.Duration model_duration = 9;
+   */
+  modelDuration?: Duration | undefined;
 
   /**
    * Why drafting was switched off during the answer; empty if it was not.
@@ -1076,13 +1400,6 @@ export type DraftStatistics = Message<"draftwood.v1.DraftStatistics"> & {
    * @generated from field: string disabled_reason = 10;
    */
   disabledReason: string;
-
-  /**
-   * Wall time of the model's forward passes in these steps.
-   *
-   * @generated from field: google.protobuf.Duration model_time = 11;
-   */
-  modelTime?: Duration | undefined;
 };
 
 /**
@@ -1090,7 +1407,7 @@ export type DraftStatistics = Message<"draftwood.v1.DraftStatistics"> & {
  * Use `create(DraftStatisticsSchema)` to create a new message.
  */
 export const DraftStatisticsSchema: GenMessage<DraftStatistics> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 22);
+  messageDesc(file_draftwood_v1_generation, 30);
 
 /**
  * @generated from message draftwood.v1.SourceStatistics
@@ -1112,7 +1429,7 @@ export type SourceStatistics = Message<"draftwood.v1.SourceStatistics"> & {
  * Use `create(SourceStatisticsSchema)` to create a new message.
  */
 export const SourceStatisticsSchema: GenMessage<SourceStatistics> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 23);
+  messageDesc(file_draftwood_v1_generation, 31);
 
 /**
  * @generated from message draftwood.v1.TokenizeRequest
@@ -1148,7 +1465,7 @@ export type TokenizeRequest = Message<"draftwood.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 24);
+  messageDesc(file_draftwood_v1_generation, 32);
 
 /**
  * @generated from message draftwood.v1.TokenizeResponse
@@ -1172,7 +1489,7 @@ export type TokenizeResponse = Message<"draftwood.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 25);
+  messageDesc(file_draftwood_v1_generation, 33);
 
 /**
  * @generated from message draftwood.v1.DetokenizeRequest
@@ -1201,7 +1518,7 @@ export type DetokenizeRequest = Message<"draftwood.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 26);
+  messageDesc(file_draftwood_v1_generation, 34);
 
 /**
  * @generated from message draftwood.v1.DetokenizeResponse
@@ -1218,7 +1535,7 @@ export type DetokenizeResponse = Message<"draftwood.v1.DetokenizeResponse"> & {
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 27);
+  messageDesc(file_draftwood_v1_generation, 35);
 
 /**
  * @generated from message draftwood.v1.GetModelInfoRequest
@@ -1231,7 +1548,7 @@ export type GetModelInfoRequest = Message<"draftwood.v1.GetModelInfoRequest"> & 
  * Use `create(GetModelInfoRequestSchema)` to create a new message.
  */
 export const GetModelInfoRequestSchema: GenMessage<GetModelInfoRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 28);
+  messageDesc(file_draftwood_v1_generation, 36);
 
 /**
  * @generated from message draftwood.v1.GetModelInfoResponse
@@ -1389,6 +1706,13 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
    * @generated from field: repeated draftwood.v1.DraftModel draft_models = 26;
    */
   draftModels: DraftModel[];
+
+  /**
+   * How the model marks its reasoning, as its chat template shows it. Unset: answers have no reasoning of their own.
+   *
+   * @generated from field: draftwood.v1.ReasoningFormat reasoning_format = 27;
+   */
+  reasoningFormat?: ReasoningFormat | undefined;
 };
 
 /**
@@ -1396,7 +1720,7 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
  * Use `create(GetModelInfoResponseSchema)` to create a new message.
  */
 export const GetModelInfoResponseSchema: GenMessage<GetModelInfoResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 29);
+  messageDesc(file_draftwood_v1_generation, 37);
 
 /**
  * A model that drafts for another one.
@@ -1431,7 +1755,7 @@ export type DraftModel = Message<"draftwood.v1.DraftModel"> & {
  * Use `create(DraftModelSchema)` to create a new message.
  */
 export const DraftModelSchema: GenMessage<DraftModel> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 30);
+  messageDesc(file_draftwood_v1_generation, 38);
 
 /**
  * What one engine can do, and another one cannot.
@@ -1537,7 +1861,7 @@ export type EngineAbilities = Message<"draftwood.v1.EngineAbilities"> & {
  * Use `create(EngineAbilitiesSchema)` to create a new message.
  */
 export const EngineAbilitiesSchema: GenMessage<EngineAbilities> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 31);
+  messageDesc(file_draftwood_v1_generation, 39);
 
 /**
  * What exceeds a limit is refused with INVALID_ARGUMENT before any work is done for it.
@@ -1609,7 +1933,7 @@ export type RequestLimits = Message<"draftwood.v1.RequestLimits"> & {
  * Use `create(RequestLimitsSchema)` to create a new message.
  */
 export const RequestLimitsSchema: GenMessage<RequestLimits> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 32);
+  messageDesc(file_draftwood_v1_generation, 40);
 
 /**
  * From the model's generation_config.json, as transformers' own generate reads it.
@@ -1642,7 +1966,7 @@ export type GenerationDefaults = Message<"draftwood.v1.GenerationDefaults"> & {
  * Use `create(GenerationDefaultsSchema)` to create a new message.
  */
 export const GenerationDefaultsSchema: GenMessage<GenerationDefaults> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 33);
+  messageDesc(file_draftwood_v1_generation, 41);
 
 /**
  * Tokens that the model's generation config forbids or forces.
@@ -1689,7 +2013,7 @@ export type LogitConstraints = Message<"draftwood.v1.LogitConstraints"> & {
  * Use `create(LogitConstraintsSchema)` to create a new message.
  */
 export const LogitConstraintsSchema: GenMessage<LogitConstraints> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 34);
+  messageDesc(file_draftwood_v1_generation, 42);
 
 /**
  * @generated from enum draftwood.v1.FinishReason
@@ -1713,6 +2037,20 @@ export enum FinishReason {
    * @generated from enum value: FINISH_REASON_LENGTH = 2;
    */
   LENGTH = 2,
+
+  /**
+   * As FINISH_REASON_STOP, of an answer with a call of a tool that is not cut off.
+   *
+   * @generated from enum value: FINISH_REASON_TOOL_CALLS = 3;
+   */
+  TOOL_CALLS = 3,
+
+  /**
+   * The engine or an operator ended the answer; what was written is kept.
+   *
+   * @generated from enum value: FINISH_REASON_CANCELLED = 4;
+   */
+  CANCELLED = 4,
 }
 
 /**
@@ -1723,6 +2061,9 @@ export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
 
 /**
  * Text generation with lossless speculative decoding.
+ *
+ * After release 1, what is here only grows: see docs/protocol.md. A client ignores fields, parts, events and reasons that
+ * it does not know.
  *
  * Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
  * BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
@@ -1735,15 +2076,30 @@ export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
  */
 export const GenerationService: GenService<{
   /**
-   * Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-   * the last Delta of each tells how it ended.
+   * The whole answer. INVALID_ARGUMENT if its token details could exceed the 4 MiB that gRPC clients accept by default;
+   * GenerateStream has no such limit. A client that gives up, by its deadline or a cancellation, gets nothing.
+   * buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
    *
    * @generated from rpc draftwood.v1.GenerationService.Generate
    */
   generate: {
-    methodKind: "server_streaming";
+    methodKind: "unary";
     input: typeof GenerateRequestSchema;
     output: typeof GenerateResponseSchema;
+  },
+  /**
+   * The answer as it is written: one Started, then Deltas, then exactly one Finished, or one non-OK status at any time.
+   * It takes the request of Generate, so that a request does not depend on how its answer is read: two messages with
+   * the same fields would have to change together for ever.
+   * buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+   * buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+   *
+   * @generated from rpc draftwood.v1.GenerationService.GenerateStream
+   */
+  generateStream: {
+    methodKind: "server_streaming";
+    input: typeof GenerateRequestSchema;
+    output: typeof GenerateStreamResponseSchema;
   },
   /**
    * Text or chat messages to token ids, as Generate reads them.

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file draftwood/v1/memory.proto.
  */
 export const file_draftwood_v1_memory: GenFile = /*@__PURE__*/
-  fileDesc("ChlkcmFmdHdvb2QvdjEvbWVtb3J5LnByb3RvEgxkcmFmdHdvb2QudjEibAoMTWVtb3J5UmVjb3JkEiYKBnRva2VucxgBIAEoCzIWLmRyYWZ0d29vZC52MS5Ub2tlbklkcxIMCgR0ZXh0GAIgASgJEiYKBGtpbmQYAyABKA4yGC5kcmFmdHdvb2QudjEuTWVtb3J5S2luZCJjChpHZXRNZW1vcnlTdGF0aXN0aWNzUmVxdWVzdBITCgZ0ZW5hbnQYASABKAlIAIgBARIRCglwYWdlX3NpemUYAiABKAUSEgoKcGFnZV90b2tlbhgDIAEoCUIJCgdfdGVuYW50IrYBChtHZXRNZW1vcnlTdGF0aXN0aWNzUmVzcG9uc2USNQoHdGVuYW50cxgBIAMoCzIkLmRyYWZ0d29vZC52MS5UZW5hbnRNZW1vcnlTdGF0aXN0aWNzEjIKBXN0b3JlGAIgASgLMiMuZHJhZnR3b29kLnYxLk1lbW9yeVN0b3JlU3RhdGlzdGljcxITCgtmaW5nZXJwcmludBgDIAEoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YBCABKAki6gEKFlRlbmFudE1lbW9yeVN0YXRpc3RpY3MSDgoGdGVuYW50GAEgASgJEgsKA2FybRgCIAEoCRIOCgZ0b2tlbnMYAyABKAMSFAoMc3RvcmVkX2J5dGVzGAQgASgDEhMKC2xvZ19yZWNvcmRzGAUgASgDEi8KDHNuYXBzaG90X2FnZRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhINCgVlcG9jaBgHIAEoAxIQCghyZXNpZGVudBgIIAEoCBITCgtpbmRleF9ieXRlcxgJIAEoAxIRCglyZWFkX29ubHkYCiABKAgi1wQKFU1lbW9yeVN0b3JlU3RhdGlzdGljcxINCgVzdG9yZRgBIAEoCRIPCgdoZWFsdGh5GAIgASgIEhYKDm91dGJveF9yZWNvcmRzGAMgASgDEhcKD2xlYXJuZWRfcmVjb3JkcxgEIAEoAxIWCg5wdXNoZWRfcmVjb3JkcxgFIAEoAxIYChByZWNlaXZlZF9yZWNvcmRzGAYgASgDEhcKD2Ryb3BwZWRfcmVjb3JkcxgHIAEoAxIVCg1zdGFsZV9yZWNvcmRzGAggASgDEhkKEXVucmVhZGFibGVfdmFsdWVzGAkgASgDEhAKCGZhaWx1cmVzGAogASgDEhIKCnJlY29ubmVjdHMYCyABKAMSDwoHcmVsb2FkcxgMIAEoAxINCgVmb2xkcxgNIAEoAxIrCghsYXN0X2xhZxgOIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIYChByZXNpZGVudF90ZW5hbnRzGA8gASgDEhcKD3Jlc2lkZW50X3Rva2VucxgQIAEoAxITCgtpbmRleF9ieXRlcxgRIAEoAxIWCg5yZXNpZGVudF9ieXRlcxgSIAEoAxIRCgltYXhfYnl0ZXMYEyABKAMSFwoPZXZpY3RlZF90ZW5hbnRzGBQgASgDEhUKDWxhdGVfbWVtb3JpZXMYFSABKAMSGgoScmVhZF9vbmx5X21lbW9yaWVzGBYgASgDEhkKEXJlYWRfb25seV9yZWNvcmRzGBcgASgDEiMKG3NlcnZlcnNfd2l0aF9vdGhlcl9zZXR0aW5ncxgYIAEoBSIyChFXYXJtTWVtb3J5UmVxdWVzdBIOCgZ0ZW5hbnQYASABKAkSDQoFdGV4dHMYAiADKAkiMwoSV2FybU1lbW9yeVJlc3BvbnNlEg0KBXRleHRzGAEgASgDEg4KBnRva2VucxgCIAEoAyJIChNFeHBvcnRNZW1vcnlSZXF1ZXN0Eg4KBnRlbmFudBgBIAEoCRILCgNhcm0YAiABKAkSFAoMd2l0aG91dF90ZXh0GAMgASgIImcKFEV4cG9ydE1lbW9yeVJlc3BvbnNlEhMKC2ZpbmdlcnByaW50GAEgASgJEg0KBW1vZGVsGAIgASgJEisKB3JlY29yZHMYAyADKAsyGi5kcmFmdHdvb2QudjEuTWVtb3J5UmVjb3JkImcKE0ltcG9ydE1lbW9yeVJlcXVlc3QSDgoGdGVuYW50GAEgASgJEhMKC2ZpbmdlcnByaW50GAIgASgJEisKB3JlY29yZHMYAyADKAsyGi5kcmFmdHdvb2QudjEuTWVtb3J5UmVjb3JkIjcKFEltcG9ydE1lbW9yeVJlc3BvbnNlEg8KB3JlY29yZHMYASABKAMSDgoGdG9rZW5zGAIgASgDIiQKElB1cmdlTWVtb3J5UmVxdWVzdBIOCgZ0ZW5hbnQYASABKAkiZwoTUHVyZ2VNZW1vcnlSZXNwb25zZRIQCghtZW1vcmllcxgBIAEoBRIOCgZ0b2tlbnMYAiABKAMSLgoKZmluYWxfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiRAobTGlzdE9ycGhhbmVkTWVtb3JpZXNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJImcKHExpc3RPcnBoYW5lZE1lbW9yaWVzUmVzcG9uc2USLgoIbWVtb3JpZXMYASADKAsyHC5kcmFmdHdvb2QudjEuT3JwaGFuZWRNZW1vcnkSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIrIBCg5PcnBoYW5lZE1lbW9yeRILCgN0YWcYASABKAkSEwoLZmluZ2VycHJpbnQYAiABKAkSEwoGdGVuYW50GAMgASgJSACIAQESCwoDYXJtGAQgASgJEg4KBnRva2VucxgFIAEoAxIUCgxzdG9yZWRfYnl0ZXMYBiABKAMSKwoIdW5zZXJ2ZWQYByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CCQoHX3RlbmFudCIzChxQdXJnZU9ycGhhbmVkTWVtb3JpZXNSZXF1ZXN0EhMKC2ZpbmdlcnByaW50GAEgASgJIkEKHVB1cmdlT3JwaGFuZWRNZW1vcmllc1Jlc3BvbnNlEhAKCG1lbW9yaWVzGAEgASgFEg4KBnRva2VucxgCIAEoAypZCgpNZW1vcnlLaW5kEhsKF01FTU9SWV9LSU5EX1VOU1BFQ0lGSUVEEAASFgoSTUVNT1JZX0tJTkRfT1VUUFVUEAESFgoSTUVNT1JZX0tJTkRfQ09SUFVTEAIyuQUKDU1lbW9yeVNlcnZpY2USagoTR2V0TWVtb3J5U3RhdGlzdGljcxIoLmRyYWZ0d29vZC52MS5HZXRNZW1vcnlTdGF0aXN0aWNzUmVxdWVzdBopLmRyYWZ0d29vZC52MS5HZXRNZW1vcnlTdGF0aXN0aWNzUmVzcG9uc2USUwoKV2FybU1lbW9yeRIfLmRyYWZ0d29vZC52MS5XYXJtTWVtb3J5UmVxdWVzdBogLmRyYWZ0d29vZC52MS5XYXJtTWVtb3J5UmVzcG9uc2UoATABElcKDEV4cG9ydE1lbW9yeRIhLmRyYWZ0d29vZC52MS5FeHBvcnRNZW1vcnlSZXF1ZXN0GiIuZHJhZnR3b29kLnYxLkV4cG9ydE1lbW9yeVJlc3BvbnNlMAESWQoMSW1wb3J0TWVtb3J5EiEuZHJhZnR3b29kLnYxLkltcG9ydE1lbW9yeVJlcXVlc3QaIi5kcmFmdHdvb2QudjEuSW1wb3J0TWVtb3J5UmVzcG9uc2UoATABElIKC1B1cmdlTWVtb3J5EiAuZHJhZnR3b29kLnYxLlB1cmdlTWVtb3J5UmVxdWVzdBohLmRyYWZ0d29vZC52MS5QdXJnZU1lbW9yeVJlc3BvbnNlEm0KFExpc3RPcnBoYW5lZE1lbW9yaWVzEikuZHJhZnR3b29kLnYxLkxpc3RPcnBoYW5lZE1lbW9yaWVzUmVxdWVzdBoqLmRyYWZ0d29vZC52MS5MaXN0T3JwaGFuZWRNZW1vcmllc1Jlc3BvbnNlEnAKFVB1cmdlT3JwaGFuZWRNZW1vcmllcxIqLmRyYWZ0d29vZC52MS5QdXJnZU9ycGhhbmVkTWVtb3JpZXNSZXF1ZXN0GisuZHJhZnR3b29kLnYxLlB1cmdlT3JwaGFuZWRNZW1vcmllc1Jlc3BvbnNlQjcKDGRyYWZ0d29vZC52MUILTWVtb3J5UHJvdG9QAVoYZHJhZnR3b29kL3YxO2RyYWZ0d29vZHYxYgZwcm90bzM", [file_draftwood_v1_generation, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChlkcmFmdHdvb2QvdjEvbWVtb3J5LnByb3RvEgxkcmFmdHdvb2QudjEibAoMTWVtb3J5UmVjb3JkEiYKBnRva2VucxgBIAEoCzIWLmRyYWZ0d29vZC52MS5Ub2tlbklkcxIMCgR0ZXh0GAIgASgJEiYKBGtpbmQYAyABKA4yGC5kcmFmdHdvb2QudjEuTWVtb3J5S2luZCJjChpHZXRNZW1vcnlTdGF0aXN0aWNzUmVxdWVzdBITCgZ0ZW5hbnQYASABKAlIAIgBARIRCglwYWdlX3NpemUYAiABKAUSEgoKcGFnZV90b2tlbhgDIAEoCUIJCgdfdGVuYW50IrYBChtHZXRNZW1vcnlTdGF0aXN0aWNzUmVzcG9uc2USNQoHdGVuYW50cxgBIAMoCzIkLmRyYWZ0d29vZC52MS5UZW5hbnRNZW1vcnlTdGF0aXN0aWNzEjIKBXN0b3JlGAIgASgLMiMuZHJhZnR3b29kLnYxLk1lbW9yeVN0b3JlU3RhdGlzdGljcxITCgtmaW5nZXJwcmludBgDIAEoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YBCABKAki2gEKFlRlbmFudE1lbW9yeVN0YXRpc3RpY3MSDgoGdGVuYW50GAEgASgJEgsKA2FybRgCIAEoCRIOCgZ0b2tlbnMYAyABKAMSFAoMc3RvcmVkX2J5dGVzGAQgASgDEhMKC2xvZ19yZWNvcmRzGAUgASgDEi4KCnB1cmdlX3RpbWUYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhAKCHJlc2lkZW50GAcgASgIEhMKC2luZGV4X2J5dGVzGAggASgDEhEKCXJlYWRfb25seRgJIAEoCCKjBAoVTWVtb3J5U3RvcmVTdGF0aXN0aWNzEg0KBXN0b3JlGAEgASgJEg8KB2hlYWx0aHkYAiABKAgSFgoOb3V0Ym94X3JlY29yZHMYAyABKAMSFwoPbGVhcm5lZF9yZWNvcmRzGAQgASgDEhYKDnB1c2hlZF9yZWNvcmRzGAUgASgDEhgKEHJlY2VpdmVkX3JlY29yZHMYBiABKAMSFwoPZHJvcHBlZF9yZWNvcmRzGAcgASgDEhUKDXN0YWxlX3JlY29yZHMYCCABKAMSGQoRdW5yZWFkYWJsZV92YWx1ZXMYCSABKAMSEAoIZmFpbHVyZXMYCiABKAMSEgoKcmVjb25uZWN0cxgLIAEoAxIPCgdyZWxvYWRzGAwgASgDEisKCGxhc3RfbGFnGA0gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhgKEHJlc2lkZW50X3RlbmFudHMYDiABKAMSFwoPcmVzaWRlbnRfdG9rZW5zGA8gASgDEhMKC2luZGV4X2J5dGVzGBAgASgDEhYKDnJlc2lkZW50X2J5dGVzGBEgASgDEhEKCW1heF9ieXRlcxgSIAEoAxIXCg9ldmljdGVkX3RlbmFudHMYEyABKAMSFQoNbGF0ZV9tZW1vcmllcxgUIAEoAxIaChJyZWFkX29ubHlfbWVtb3JpZXMYFSABKAMSGQoRcmVhZF9vbmx5X3JlY29yZHMYFiABKAMiMgoRV2FybU1lbW9yeVJlcXVlc3QSDgoGdGVuYW50GAEgASgJEg0KBXRleHRzGAIgAygJIjMKEldhcm1NZW1vcnlSZXNwb25zZRINCgV0ZXh0cxgBIAEoAxIOCgZ0b2tlbnMYAiABKAMiSAoTRXhwb3J0TWVtb3J5UmVxdWVzdBIOCgZ0ZW5hbnQYASABKAkSCwoDYXJtGAIgASgJEhQKDHdpdGhvdXRfdGV4dBgDIAEoCCJnChRFeHBvcnRNZW1vcnlSZXNwb25zZRITCgtmaW5nZXJwcmludBgBIAEoCRINCgVtb2RlbBgCIAEoCRIrCgdyZWNvcmRzGAMgAygLMhouZHJhZnR3b29kLnYxLk1lbW9yeVJlY29yZCJnChNJbXBvcnRNZW1vcnlSZXF1ZXN0Eg4KBnRlbmFudBgBIAEoCRITCgtmaW5nZXJwcmludBgCIAEoCRIrCgdyZWNvcmRzGAMgAygLMhouZHJhZnR3b29kLnYxLk1lbW9yeVJlY29yZCI3ChRJbXBvcnRNZW1vcnlSZXNwb25zZRIPCgdyZWNvcmRzGAEgASgDEg4KBnRva2VucxgCIAEoAyIkChJQdXJnZU1lbW9yeVJlcXVlc3QSDgoGdGVuYW50GAEgASgJImcKE1B1cmdlTWVtb3J5UmVzcG9uc2USEAoIbWVtb3JpZXMYASABKAUSDgoGdG9rZW5zGAIgASgDEi4KCmZpbmFsX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIkQKG0xpc3RPcnBoYW5lZE1lbW9yaWVzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJnChxMaXN0T3JwaGFuZWRNZW1vcmllc1Jlc3BvbnNlEi4KCG1lbW9yaWVzGAEgAygLMhwuZHJhZnR3b29kLnYxLk9ycGhhbmVkTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSK7AQoOT3JwaGFuZWRNZW1vcnkSCwoDdGFnGAEgASgJEhMKC2ZpbmdlcnByaW50GAIgASgJEhMKBnRlbmFudBgDIAEoCUgAiAEBEgsKA2FybRgEIAEoCRIOCgZ0b2tlbnMYBSABKAMSFAoMc3RvcmVkX2J5dGVzGAYgASgDEjQKEXVuc2VydmVkX2R1cmF0aW9uGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uQgkKB190ZW5hbnQiMwocUHVyZ2VPcnBoYW5lZE1lbW9yaWVzUmVxdWVzdBITCgtmaW5nZXJwcmludBgBIAEoCSJBCh1QdXJnZU9ycGhhbmVkTWVtb3JpZXNSZXNwb25zZRIQCghtZW1vcmllcxgBIAEoBRIOCgZ0b2tlbnMYAiABKAMqWQoKTWVtb3J5S2luZBIbChdNRU1PUllfS0lORF9VTlNQRUNJRklFRBAAEhYKEk1FTU9SWV9LSU5EX09VVFBVVBABEhYKEk1FTU9SWV9LSU5EX0NPUlBVUxACMrkFCg1NZW1vcnlTZXJ2aWNlEmoKE0dldE1lbW9yeVN0YXRpc3RpY3MSKC5kcmFmdHdvb2QudjEuR2V0TWVtb3J5U3RhdGlzdGljc1JlcXVlc3QaKS5kcmFmdHdvb2QudjEuR2V0TWVtb3J5U3RhdGlzdGljc1Jlc3BvbnNlElMKCldhcm1NZW1vcnkSHy5kcmFmdHdvb2QudjEuV2FybU1lbW9yeVJlcXVlc3QaIC5kcmFmdHdvb2QudjEuV2FybU1lbW9yeVJlc3BvbnNlKAEwARJXCgxFeHBvcnRNZW1vcnkSIS5kcmFmdHdvb2QudjEuRXhwb3J0TWVtb3J5UmVxdWVzdBoiLmRyYWZ0d29vZC52MS5FeHBvcnRNZW1vcnlSZXNwb25zZTABElkKDEltcG9ydE1lbW9yeRIhLmRyYWZ0d29vZC52MS5JbXBvcnRNZW1vcnlSZXF1ZXN0GiIuZHJhZnR3b29kLnYxLkltcG9ydE1lbW9yeVJlc3BvbnNlKAEwARJSCgtQdXJnZU1lbW9yeRIgLmRyYWZ0d29vZC52MS5QdXJnZU1lbW9yeVJlcXVlc3QaIS5kcmFmdHdvb2QudjEuUHVyZ2VNZW1vcnlSZXNwb25zZRJtChRMaXN0T3JwaGFuZWRNZW1vcmllcxIpLmRyYWZ0d29vZC52MS5MaXN0T3JwaGFuZWRNZW1vcmllc1JlcXVlc3QaKi5kcmFmdHdvb2QudjEuTGlzdE9ycGhhbmVkTWVtb3JpZXNSZXNwb25zZRJwChVQdXJnZU9ycGhhbmVkTWVtb3JpZXMSKi5kcmFmdHdvb2QudjEuUHVyZ2VPcnBoYW5lZE1lbW9yaWVzUmVxdWVzdBorLmRyYWZ0d29vZC52MS5QdXJnZU9ycGhhbmVkTWVtb3JpZXNSZXNwb25zZUI3CgxkcmFmdHdvb2QudjFCC01lbW9yeVByb3RvUAFaGGRyYWZ0d29vZC92MTtkcmFmdHdvb2R2MWIGcHJvdG8z", [file_draftwood_v1_generation, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A token sequence in a memory.
@@ -59,7 +59,7 @@ export type GetMemoryStatisticsRequest = Message<"draftwood.v1.GetMemoryStatisti
   tenant?: string | undefined;
 
   /**
-   * Maximum number of memories of the response; 0, and anything above 1,000: 1,000.
+   * At most so many memories; 0, and anything above 1,000: 1,000.
    *
    * @generated from field: int32 page_size = 2;
    */
@@ -158,37 +158,30 @@ export type TenantMemoryStatistics = Message<"draftwood.v1.TenantMemoryStatistic
   logRecords: bigint;
 
   /**
-   * Always unset: there are no snapshots any more.
+   * Of the latest purge; unset before the first.
    *
-   * @generated from field: google.protobuf.Duration snapshot_age = 6;
+   * @generated from field: google.protobuf.Timestamp purge_time = 6;
    */
-  snapshotAge?: Duration | undefined;
-
-  /**
-   * The time of the latest purge in microseconds; 0 before the first.
-   *
-   * @generated from field: int64 epoch = 7;
-   */
-  epoch: bigint;
+  purgeTime?: Timestamp | undefined;
 
   /**
    * Loaded on this server.
    *
-   * @generated from field: bool resident = 8;
+   * @generated from field: bool resident = 7;
    */
   resident: boolean;
 
   /**
    * Size of its indexes on this server.
    *
-   * @generated from field: int64 index_bytes = 9;
+   * @generated from field: int64 index_bytes = 8;
    */
   indexBytes: bigint;
 
   /**
    * A newer version wrote to it: this server reads what it can, and changes nothing.
    *
-   * @generated from field: bool read_only = 10;
+   * @generated from field: bool read_only = 9;
    */
   readOnly: boolean;
 };
@@ -279,74 +272,62 @@ export type MemoryStoreStatistics = Message<"draftwood.v1.MemoryStoreStatistics"
   reloads: bigint;
 
   /**
-   * @generated from field: int64 folds = 13;
-   */
-  folds: bigint;
-
-  /**
    * From the end of the latest record to its confirmation.
    *
-   * @generated from field: google.protobuf.Duration last_lag = 14;
+   * @generated from field: google.protobuf.Duration last_lag = 13;
    */
   lastLag?: Duration | undefined;
 
   /**
-   * @generated from field: int64 resident_tenants = 15;
+   * @generated from field: int64 resident_tenants = 14;
    */
   residentTenants: bigint;
 
   /**
-   * @generated from field: int64 resident_tokens = 16;
+   * @generated from field: int64 resident_tokens = 15;
    */
   residentTokens: bigint;
 
   /**
-   * @generated from field: int64 index_bytes = 17;
+   * @generated from field: int64 index_bytes = 16;
    */
   indexBytes: bigint;
 
   /**
    * Of records and indexes on this server, and their bound: beyond it, the least recently used are evicted.
    *
-   * @generated from field: int64 resident_bytes = 18;
+   * @generated from field: int64 resident_bytes = 17;
    */
   residentBytes: bigint;
 
   /**
-   * @generated from field: int64 max_bytes = 19;
+   * @generated from field: int64 max_bytes = 18;
    */
   maxBytes: bigint;
 
   /**
-   * @generated from field: int64 evicted_tenants = 20;
+   * @generated from field: int64 evicted_tenants = 19;
    */
   evictedTenants: bigint;
 
   /**
    * Requests that began without their memory, since it took longer to load than a request waits.
    *
-   * @generated from field: int64 late_memories = 21;
+   * @generated from field: int64 late_memories = 20;
    */
   lateMemories: bigint;
 
   /**
    * Memories on this server that a newer version wrote to, and records that were not stored in such memories.
    *
-   * @generated from field: int64 read_only_memories = 22;
+   * @generated from field: int64 read_only_memories = 21;
    */
   readOnlyMemories: bigint;
 
   /**
-   * @generated from field: int64 read_only_records = 23;
+   * @generated from field: int64 read_only_records = 22;
    */
   readOnlyRecords: bigint;
-
-  /**
-   * Always 0: settings are not compared any more.
-   *
-   * @generated from field: int32 servers_with_other_settings = 24;
-   */
-  serversWithOtherSettings: number;
 };
 
 /**
@@ -575,7 +556,7 @@ export const PurgeMemoryResponseSchema: GenMessage<PurgeMemoryResponse> = /*@__P
  */
 export type ListOrphanedMemoriesRequest = Message<"draftwood.v1.ListOrphanedMemoriesRequest"> & {
   /**
-   * Maximum number of memories of the response; 0, and anything above 1,000: 1,000.
+   * At most so many memories; 0, and anything above 1,000: 1,000.
    *
    * @generated from field: int32 page_size = 1;
    */
@@ -665,9 +646,9 @@ export type OrphanedMemory = Message<"draftwood.v1.OrphanedMemory"> & {
   /**
    * Since a server last used memories of this kind.
    *
-   * @generated from field: google.protobuf.Duration unserved = 7;
+   * @generated from field: google.protobuf.Duration unserved_duration = 7;
    */
-  unserved?: Duration | undefined;
+  unservedDuration?: Duration | undefined;
 };
 
 /**

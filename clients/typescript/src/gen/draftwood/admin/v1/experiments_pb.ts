@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file draftwood/admin/v1/experiments.proto.
  */
 export const file_draftwood_admin_v1_experiments: GenFile = /*@__PURE__*/
-  fileDesc("CiRkcmFmdHdvb2QvYWRtaW4vdjEvZXhwZXJpbWVudHMucHJvdG8SEmRyYWZ0d29vZC5hZG1pbi52MSLpBgoKRXhwZXJpbWVudBISCgRuYW1lGAEgASgJQgTiQQEIEhMKC2Rlc2NyaXB0aW9uGAIgASgJEgwKBGV0YWcYAyABKAkSNQoLY3JlYXRlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgTiQQEDEjUKC3VwZGF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEIE4kEBAxI4CgZvcmlnaW4YBiABKA4yIi5kcmFmdHdvb2QuYWRtaW4udjEuUmVzb3VyY2VPcmlnaW5CBOJBAQMSNQoEYXJtcxgHIAMoCzIhLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50QXJtQgTiQQECEhUKCGNvdmVyYWdlGAggASgBSACIAQESMAoEdW5pdBgJIAEoDjIiLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50VW5pdBIPCgd0ZW5hbnRzGAogAygJEioKB2J1cm5faW4YCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoFYWxwaGEYDCABKAFIAYgBARI8CgpndWFyZHJhaWxzGA0gASgLMiguZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnRHdWFyZHJhaWxzEjgKBXN0YXRlGA4gASgOMiMuZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnRTdGF0ZUIE4kEBAxI0CgpzdGFydF90aW1lGA8gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEIE4kEBAxIyCghlbmRfdGltZRgQIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBOJBAQMSEgoEc2FsdBgRIAEoCUIE4kEBAxIUCgZ3aW5uZXIYEiABKAlCBOJBAQMSOgoMc3RvcHBlZF9hcm1zGBMgAygLMh4uZHJhZnR3b29kLmFkbWluLnYxLlN0b3BwZWRBcm1CBOJBAQM6TOpBSQoUZHJhZnR3b29kL0V4cGVyaW1lbnQSGGV4cGVyaW1lbnRzL3tleHBlcmltZW50fSoLZXhwZXJpbWVudHMyCmV4cGVyaW1lbnRCCwoJX2NvdmVyYWdlQggKBl9hbHBoYSKjAQoNRXhwZXJpbWVudEFybRIQCgJpZBgBIAEoCUIE4kEBAhIxCghkcmFmdGluZxgCIAEoCzIfLmRyYWZ0d29vZC5hZG1pbi52MS5EcmFmdENvbmZpZxITCgZ3ZWlnaHQYAyABKAFIAIgBARItCgZtZW1vcnkYBCABKA4yHS5kcmFmdHdvb2QuYWRtaW4udjEuQXJtTWVtb3J5QgkKB193ZWlnaHQiewoURXhwZXJpbWVudEd1YXJkcmFpbHMSGAoLc2xvd2VyX3R0ZnQYASABKAFIAIgBARIWCglkaWZmZXJpbmcYAiABKAFIAYgBARITCgtyZXBvcnRfb25seRgDIAEoCEIOCgxfc2xvd2VyX3R0ZnRCDAoKX2RpZmZlcmluZyJrCgpTdG9wcGVkQXJtEgsKA2FybRgBIAEoCRIRCglndWFyZHJhaWwYAiABKAkSDgoGcmVhc29uGAMgASgJEi0KCXN0b3BfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiQwoUR2V0RXhwZXJpbWVudFJlcXVlc3QSKwoEbmFtZRgBIAEoCUId4kEBAvpBFgoUZHJhZnR3b29kL0V4cGVyaW1lbnQiPwoWTGlzdEV4cGVyaW1lbnRzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJnChdMaXN0RXhwZXJpbWVudHNSZXNwb25zZRIzCgtleHBlcmltZW50cxgBIAMoCzIeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKHAQoXQ3JlYXRlRXhwZXJpbWVudFJlcXVlc3QSGwoNZXhwZXJpbWVudF9pZBgBIAEoCUIE4kEBAhI4CgpleHBlcmltZW50GAIgASgLMh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnRCBOJBAQISFQoNdmFsaWRhdGVfb25seRgDIAEoCCKbAQoXVXBkYXRlRXhwZXJpbWVudFJlcXVlc3QSOAoKZXhwZXJpbWVudBgBIAEoCzIeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50QgTiQQECEi8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxIVCg12YWxpZGF0ZV9vbmx5GAMgASgIIoIBChdEZWxldGVFeHBlcmltZW50UmVxdWVzdBIrCgRuYW1lGAEgASgJQh3iQQEC+kEWChRkcmFmdHdvb2QvRXhwZXJpbWVudBIMCgRldGFnGAIgASgJEhUKDWFsbG93X21pc3NpbmcYAyABKAgSFQoNdmFsaWRhdGVfb25seRgEIAEoCCJqChZTdGFydEV4cGVyaW1lbnRSZXF1ZXN0EisKBG5hbWUYASABKAlCHeJBAQL6QRYKFGRyYWZ0d29vZC9FeHBlcmltZW50EgwKBGV0YWcYAiABKAkSFQoNdmFsaWRhdGVfb25seRgDIAEoCCJpChVTdG9wRXhwZXJpbWVudFJlcXVlc3QSKwoEbmFtZRgBIAEoCUId4kEBAvpBFgoUZHJhZnR3b29kL0V4cGVyaW1lbnQSDAoEZXRhZxgCIAEoCRIVCg12YWxpZGF0ZV9vbmx5GAMgASgIIpMBChlDb25jbHVkZUV4cGVyaW1lbnRSZXF1ZXN0EisKBG5hbWUYASABKAlCHeJBAQL6QRYKFGRyYWZ0d29vZC9FeHBlcmltZW50EgwKBGV0YWcYAiABKAkSDgoGd2lubmVyGAMgASgJEhQKDGtlZXBfdGVuYW50cxgEIAEoCBIVCg12YWxpZGF0ZV9vbmx5GAUgASgIIkkKGkdldEV4cGVyaW1lbnRSZXBvcnRSZXF1ZXN0EisKBG5hbWUYASABKAlCHeJBAQL6QRYKFGRyYWZ0d29vZC9FeHBlcmltZW50IsMDChBFeHBlcmltZW50UmVwb3J0EjIKCmV4cGVyaW1lbnQYASABKAsyHi5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudBIoCgR0aW1lGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIPCgdzZXJ2ZXJzGAMgASgFEigKBGFybXMYBCADKAsyGi5kcmFmdHdvb2QuYWRtaW4udjEuQXJtUm93EjYKC2NvbXBhcmlzb25zGAUgAygLMiEuZHJhZnR3b29kLmFkbWluLnYxLkFybUNvbXBhcmlzb24SHQoVc2FtcGxlX3JhdGlvX21pc21hdGNoGAYgASgIEjIKCnZpb2xhdGlvbnMYByADKAsyHi5kcmFmdHdvb2QuYWRtaW4udjEuU3RvcHBlZEFybRITCgtjb25jbHVzaW9ucxgIIAMoCRIwCgdoaXN0b3J5GAkgAygLMh8uZHJhZnR3b29kLmFkbWluLnYxLlJlcG9ydFBvaW50EjAKCGZpbmRpbmdzGAogAygLMh4uZHJhZnR3b29kLmFkbWluLnYxLkNvbmNsdXNpb24SEgoKYmV0dGVyX2FybRgLIAEoCSJtCgpDb25jbHVzaW9uEjAKBGtpbmQYASABKA4yIi5kcmFmdHdvb2QuYWRtaW4udjEuQ29uY2x1c2lvbktpbmQSCwoDYXJtGAIgASgJEhIKCm1ldHJpY19rZXkYAyABKAkSDAoEdGV4dBgEIAEoCSK7AgoGQXJtUm93EgsKA2FybRgBIAEoCRINCgV1bml0cxgCIAEoAxIQCghyZXF1ZXN0cxgDIAEoAxIOCgZlcnJvcnMYBCABKAMSOAoHbWV0cmljcxgFIAMoCzInLmRyYWZ0d29vZC5hZG1pbi52MS5Bcm1Sb3cuTWV0cmljc0VudHJ5Eg8KB2F1ZGl0ZWQYBiABKAMSEQoJZGlmZmVyaW5nGAcgASgDEjYKBnZhbHVlcxgIIAMoCzImLmRyYWZ0d29vZC5hZG1pbi52MS5Bcm1Sb3cuVmFsdWVzRW50cnkaLgoMTWV0cmljc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEaLQoLVmFsdWVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASLEAQoNQXJtQ29tcGFyaXNvbhILCgNhcm0YASABKAkSDgoGbWV0cmljGAIgASgJEhMKBmNoYW5nZRgDIAEoAUgAiAEBEhAKA2xvdxgEIAEoAUgBiAEBEhEKBGhpZ2gYBSABKAFIAogBARIsCgd2ZXJkaWN0GAYgASgOMhsuZHJhZnR3b29kLmFkbWluLnYxLlZlcmRpY3QSEgoKbWV0cmljX2tleRgHIAEoCUIJCgdfY2hhbmdlQgYKBF9sb3dCBwoFX2hpZ2gibwoLUmVwb3J0UG9pbnQSKAoEdGltZRgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASNgoLY29tcGFyaXNvbnMYAiADKAsyIS5kcmFmdHdvb2QuYWRtaW4udjEuQXJtQ29tcGFyaXNvbiqrAQoPRXhwZXJpbWVudFN0YXRlEiAKHEVYUEVSSU1FTlRfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZFWFBFUklNRU5UX1NUQVRFX0RSQUZUEAESHAoYRVhQRVJJTUVOVF9TVEFURV9SVU5OSU5HEAISHAoYRVhQRVJJTUVOVF9TVEFURV9TVE9QUEVEEAMSHgoaRVhQRVJJTUVOVF9TVEFURV9DT05DTFVERUQQBCprCg5FeHBlcmltZW50VW5pdBIfChtFWFBFUklNRU5UX1VOSVRfVU5TUEVDSUZJRUQQABIbChdFWFBFUklNRU5UX1VOSVRfUkVRVUVTVBABEhsKF0VYUEVSSU1FTlRfVU5JVF9TRVNTSU9OEAIqVAoJQXJtTWVtb3J5EhoKFkFSTV9NRU1PUllfVU5TUEVDSUZJRUQQABIUChBBUk1fTUVNT1JZX0VNUFRZEAESFQoRQVJNX01FTU9SWV9GT1JLRUQQAiqZAwoOQ29uY2x1c2lvbktpbmQSHwobQ09OQ0xVU0lPTl9LSU5EX1VOU1BFQ0lGSUVEEAASGAoUQ09OQ0xVU0lPTl9LSU5EX05PVEUQARIdChlDT05DTFVTSU9OX0tJTkRfR1VBUkRSQUlMEAISHwobQ09OQ0xVU0lPTl9LSU5EX0FSTV9TVE9QUEVEEAMSKQolQ09OQ0xVU0lPTl9LSU5EX1NBTVBMRV9SQVRJT19NSVNNQVRDSBAEEiIKHkNPTkNMVVNJT05fS0lORF9DT1VOVFNfTUlTU0lORxAFEh8KG0NPTkNMVVNJT05fS0lORF9OT19BUk1fTEVGVBAGEh0KGUNPTkNMVVNJT05fS0lORF9UT09fRUFSTFkQBxIiCh5DT05DTFVTSU9OX0tJTkRfTk9UX0NPTVBBUkFCTEUQCBIhCh1DT05DTFVTSU9OX0tJTkRfTk9fRElGRkVSRU5DRRAJEhoKFkNPTkNMVVNJT05fS0lORF9GQVNURVIQChIaChZDT05DTFVTSU9OX0tJTkRfU0xPV0VSEAsqWwoHVmVyZGljdBIXChNWRVJESUNUX1VOU1BFQ0lGSUVEEAASEAoMVkVSRElDVF9PUEVOEAESEgoOVkVSRElDVF9CRVRURVIQAhIRCg1WRVJESUNUX1dPUlNFEAMygwcKEUV4cGVyaW1lbnRTZXJ2aWNlElkKDUdldEV4cGVyaW1lbnQSKC5kcmFmdHdvb2QuYWRtaW4udjEuR2V0RXhwZXJpbWVudFJlcXVlc3QaHi5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudBJqCg9MaXN0RXhwZXJpbWVudHMSKi5kcmFmdHdvb2QuYWRtaW4udjEuTGlzdEV4cGVyaW1lbnRzUmVxdWVzdBorLmRyYWZ0d29vZC5hZG1pbi52MS5MaXN0RXhwZXJpbWVudHNSZXNwb25zZRJfChBDcmVhdGVFeHBlcmltZW50EisuZHJhZnR3b29kLmFkbWluLnYxLkNyZWF0ZUV4cGVyaW1lbnRSZXF1ZXN0Gh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnQSXwoQVXBkYXRlRXhwZXJpbWVudBIrLmRyYWZ0d29vZC5hZG1pbi52MS5VcGRhdGVFeHBlcmltZW50UmVxdWVzdBoeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50ElcKEERlbGV0ZUV4cGVyaW1lbnQSKy5kcmFmdHdvb2QuYWRtaW4udjEuRGVsZXRlRXhwZXJpbWVudFJlcXVlc3QaFi5nb29nbGUucHJvdG9idWYuRW1wdHkSXQoPU3RhcnRFeHBlcmltZW50EiouZHJhZnR3b29kLmFkbWluLnYxLlN0YXJ0RXhwZXJpbWVudFJlcXVlc3QaHi5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudBJbCg5TdG9wRXhwZXJpbWVudBIpLmRyYWZ0d29vZC5hZG1pbi52MS5TdG9wRXhwZXJpbWVudFJlcXVlc3QaHi5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudBJjChJDb25jbHVkZUV4cGVyaW1lbnQSLS5kcmFmdHdvb2QuYWRtaW4udjEuQ29uY2x1ZGVFeHBlcmltZW50UmVxdWVzdBoeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50EmsKE0dldEV4cGVyaW1lbnRSZXBvcnQSLi5kcmFmdHdvb2QuYWRtaW4udjEuR2V0RXhwZXJpbWVudFJlcG9ydFJlcXVlc3QaJC5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudFJlcG9ydEJNChJkcmFmdHdvb2QuYWRtaW4udjFCEEV4cGVyaW1lbnRzUHJvdG9QAVojZHJhZnR3b29kL2FkbWluL3YxO2RyYWZ0d29vZGFkbWludjFiBnByb3RvMw", [file_draftwood_admin_v1_tenants, file_google_api_field_behavior, file_google_api_resource, file_google_protobuf_duration, file_google_protobuf_empty, file_google_protobuf_field_mask, file_google_protobuf_timestamp]);
+  fileDesc("CiRkcmFmdHdvb2QvYWRtaW4vdjEvZXhwZXJpbWVudHMucHJvdG8SEmRyYWZ0d29vZC5hZG1pbi52MSLtBgoKRXhwZXJpbWVudBISCgRuYW1lGAEgASgJQgTiQQEIEhMKC2Rlc2NyaXB0aW9uGAIgASgJEgwKBGV0YWcYAyABKAkSNQoLY3JlYXRlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgTiQQEDEjUKC3VwZGF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEIE4kEBAxI4CgZvcmlnaW4YBiABKA4yIi5kcmFmdHdvb2QuYWRtaW4udjEuUmVzb3VyY2VPcmlnaW5CBOJBAQMSNQoEYXJtcxgHIAMoCzIhLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50QXJtQgTiQQECEhUKCGNvdmVyYWdlGAggASgBSACIAQESMAoEdW5pdBgJIAEoDjIiLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50VW5pdBIPCgd0ZW5hbnRzGAogAygJEioKB2J1cm5faW4YCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoFYWxwaGEYDCABKAFIAYgBARI8CgpndWFyZHJhaWxzGA0gASgLMiguZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnRHdWFyZHJhaWxzEjgKBXN0YXRlGA4gASgOMiMuZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnRTdGF0ZUIE4kEBAxI0CgpzdGFydF90aW1lGA8gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEIE4kEBAxIyCghlbmRfdGltZRgQIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBOJBAQMSEgoEc2FsdBgRIAEoCUIE4kEBAxIUCgZ3aW5uZXIYEiABKAlCBOJBAQMSOgoMc3RvcHBlZF9hcm1zGBMgAygLMh4uZHJhZnR3b29kLmFkbWluLnYxLlN0b3BwZWRBcm1CBOJBAQM6UOpBTQoYZHJhZnR3b29kLmRldi9FeHBlcmltZW50EhhleHBlcmltZW50cy97ZXhwZXJpbWVudH0qC2V4cGVyaW1lbnRzMgpleHBlcmltZW50QgsKCV9jb3ZlcmFnZUIICgZfYWxwaGEiowEKDUV4cGVyaW1lbnRBcm0SEAoCaWQYASABKAlCBOJBAQISMQoIZHJhZnRpbmcYAiABKAsyHy5kcmFmdHdvb2QuYWRtaW4udjEuRHJhZnRDb25maWcSEwoGd2VpZ2h0GAMgASgBSACIAQESLQoGbWVtb3J5GAQgASgOMh0uZHJhZnR3b29kLmFkbWluLnYxLkFybU1lbW9yeUIJCgdfd2VpZ2h0InsKFEV4cGVyaW1lbnRHdWFyZHJhaWxzEhgKC3Nsb3dlcl90dGZ0GAEgASgBSACIAQESFgoJZGlmZmVyaW5nGAIgASgBSAGIAQESEwoLcmVwb3J0X29ubHkYAyABKAhCDgoMX3Nsb3dlcl90dGZ0QgwKCl9kaWZmZXJpbmciawoKU3RvcHBlZEFybRILCgNhcm0YASABKAkSEQoJZ3VhcmRyYWlsGAIgASgJEg4KBnJlYXNvbhgDIAEoCRItCglzdG9wX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIkcKFEdldEV4cGVyaW1lbnRSZXF1ZXN0Ei8KBG5hbWUYASABKAlCIeJBAQL6QRoKGGRyYWZ0d29vZC5kZXYvRXhwZXJpbWVudCI/ChZMaXN0RXhwZXJpbWVudHNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJImcKF0xpc3RFeHBlcmltZW50c1Jlc3BvbnNlEjMKC2V4cGVyaW1lbnRzGAEgAygLMh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnQSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIocBChdDcmVhdGVFeHBlcmltZW50UmVxdWVzdBIbCg1leHBlcmltZW50X2lkGAEgASgJQgTiQQECEjgKCmV4cGVyaW1lbnQYAiABKAsyHi5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudEIE4kEBAhIVCg12YWxpZGF0ZV9vbmx5GAMgASgIIpsBChdVcGRhdGVFeHBlcmltZW50UmVxdWVzdBI4CgpleHBlcmltZW50GAEgASgLMh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnRCBOJBAQISLwoLdXBkYXRlX21hc2sYAiABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhUKDXZhbGlkYXRlX29ubHkYAyABKAgihgEKF0RlbGV0ZUV4cGVyaW1lbnRSZXF1ZXN0Ei8KBG5hbWUYASABKAlCIeJBAQL6QRoKGGRyYWZ0d29vZC5kZXYvRXhwZXJpbWVudBIMCgRldGFnGAIgASgJEhUKDWFsbG93X21pc3NpbmcYAyABKAgSFQoNdmFsaWRhdGVfb25seRgEIAEoCCJuChZTdGFydEV4cGVyaW1lbnRSZXF1ZXN0Ei8KBG5hbWUYASABKAlCIeJBAQL6QRoKGGRyYWZ0d29vZC5kZXYvRXhwZXJpbWVudBIMCgRldGFnGAIgASgJEhUKDXZhbGlkYXRlX29ubHkYAyABKAgibQoVU3RvcEV4cGVyaW1lbnRSZXF1ZXN0Ei8KBG5hbWUYASABKAlCIeJBAQL6QRoKGGRyYWZ0d29vZC5kZXYvRXhwZXJpbWVudBIMCgRldGFnGAIgASgJEhUKDXZhbGlkYXRlX29ubHkYAyABKAgilwEKGUNvbmNsdWRlRXhwZXJpbWVudFJlcXVlc3QSLwoEbmFtZRgBIAEoCUIh4kEBAvpBGgoYZHJhZnR3b29kLmRldi9FeHBlcmltZW50EgwKBGV0YWcYAiABKAkSDgoGd2lubmVyGAMgASgJEhQKDGtlZXBfdGVuYW50cxgEIAEoCBIVCg12YWxpZGF0ZV9vbmx5GAUgASgIIk0KGkdldEV4cGVyaW1lbnRSZXBvcnRSZXF1ZXN0Ei8KBG5hbWUYASABKAlCIeJBAQL6QRoKGGRyYWZ0d29vZC5kZXYvRXhwZXJpbWVudCLlAwoQRXhwZXJpbWVudFJlcG9ydBIyCgpleHBlcmltZW50GAEgASgLMh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnQSLwoLcmVwb3J0X3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg8KB3NlcnZlcnMYAyABKAUSKwoHbWV0cmljcxgEIAMoCzIaLmRyYWZ0d29vZC5hZG1pbi52MS5NZXRyaWMSKAoEYXJtcxgFIAMoCzIaLmRyYWZ0d29vZC5hZG1pbi52MS5Bcm1Sb3cSNgoLY29tcGFyaXNvbnMYBiADKAsyIS5kcmFmdHdvb2QuYWRtaW4udjEuQXJtQ29tcGFyaXNvbhIdChVzYW1wbGVfcmF0aW9fbWlzbWF0Y2gYByABKAgSMgoKdmlvbGF0aW9ucxgIIAMoCzIeLmRyYWZ0d29vZC5hZG1pbi52MS5TdG9wcGVkQXJtEjMKC2NvbmNsdXNpb25zGAkgAygLMh4uZHJhZnR3b29kLmFkbWluLnYxLkNvbmNsdXNpb24SMAoHaGlzdG9yeRgKIAMoCzIfLmRyYWZ0d29vZC5hZG1pbi52MS5SZXBvcnRQb2ludBISCgpiZXR0ZXJfYXJtGAsgASgJIiQKBk1ldHJpYxILCgNrZXkYASABKAkSDQoFdGl0bGUYAiABKAkiaQoKQ29uY2x1c2lvbhIwCgRraW5kGAEgASgOMiIuZHJhZnR3b29kLmFkbWluLnYxLkNvbmNsdXNpb25LaW5kEgsKA2FybRgCIAEoCRIOCgZtZXRyaWMYAyABKAkSDAoEdGV4dBgEIAEoCSLUAQoGQXJtUm93EgsKA2FybRgBIAEoCRINCgV1bml0cxgCIAEoAxIQCghyZXF1ZXN0cxgDIAEoAxIOCgZlcnJvcnMYBCABKAMSOAoHbWV0cmljcxgFIAMoCzInLmRyYWZ0d29vZC5hZG1pbi52MS5Bcm1Sb3cuTWV0cmljc0VudHJ5Eg8KB2F1ZGl0ZWQYBiABKAMSEQoJZGlmZmVyaW5nGAcgASgDGi4KDE1ldHJpY3NFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBIrABCg1Bcm1Db21wYXJpc29uEgsKA2FybRgBIAEoCRIOCgZtZXRyaWMYAiABKAkSEwoGY2hhbmdlGAMgASgBSACIAQESEAoDbG93GAQgASgBSAGIAQESEQoEaGlnaBgFIAEoAUgCiAEBEiwKB3ZlcmRpY3QYBiABKA4yGy5kcmFmdHdvb2QuYWRtaW4udjEuVmVyZGljdEIJCgdfY2hhbmdlQgYKBF9sb3dCBwoFX2hpZ2gidAoLUmVwb3J0UG9pbnQSLQoJbG9va190aW1lGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI2Cgtjb21wYXJpc29ucxgCIAMoCzIhLmRyYWZ0d29vZC5hZG1pbi52MS5Bcm1Db21wYXJpc29uKqsBCg9FeHBlcmltZW50U3RhdGUSIAocRVhQRVJJTUVOVF9TVEFURV9VTlNQRUNJRklFRBAAEhoKFkVYUEVSSU1FTlRfU1RBVEVfRFJBRlQQARIcChhFWFBFUklNRU5UX1NUQVRFX1JVTk5JTkcQAhIcChhFWFBFUklNRU5UX1NUQVRFX1NUT1BQRUQQAxIeChpFWFBFUklNRU5UX1NUQVRFX0NPTkNMVURFRBAEKmsKDkV4cGVyaW1lbnRVbml0Eh8KG0VYUEVSSU1FTlRfVU5JVF9VTlNQRUNJRklFRBAAEhsKF0VYUEVSSU1FTlRfVU5JVF9SRVFVRVNUEAESGwoXRVhQRVJJTUVOVF9VTklUX1NFU1NJT04QAipUCglBcm1NZW1vcnkSGgoWQVJNX01FTU9SWV9VTlNQRUNJRklFRBAAEhQKEEFSTV9NRU1PUllfRU1QVFkQARIVChFBUk1fTUVNT1JZX0ZPUktFRBACKpkDCg5Db25jbHVzaW9uS2luZBIfChtDT05DTFVTSU9OX0tJTkRfVU5TUEVDSUZJRUQQABIYChRDT05DTFVTSU9OX0tJTkRfTk9URRABEh0KGUNPTkNMVVNJT05fS0lORF9HVUFSRFJBSUwQAhIfChtDT05DTFVTSU9OX0tJTkRfQVJNX1NUT1BQRUQQAxIpCiVDT05DTFVTSU9OX0tJTkRfU0FNUExFX1JBVElPX01JU01BVENIEAQSIgoeQ09OQ0xVU0lPTl9LSU5EX0NPVU5UU19NSVNTSU5HEAUSHwobQ09OQ0xVU0lPTl9LSU5EX05PX0FSTV9MRUZUEAYSHQoZQ09OQ0xVU0lPTl9LSU5EX1RPT19FQVJMWRAHEiIKHkNPTkNMVVNJT05fS0lORF9OT1RfQ09NUEFSQUJMRRAIEiEKHUNPTkNMVVNJT05fS0lORF9OT19ESUZGRVJFTkNFEAkSGgoWQ09OQ0xVU0lPTl9LSU5EX0ZBU1RFUhAKEhoKFkNPTkNMVVNJT05fS0lORF9TTE9XRVIQCypbCgdWZXJkaWN0EhcKE1ZFUkRJQ1RfVU5TUEVDSUZJRUQQABIQCgxWRVJESUNUX09QRU4QARISCg5WRVJESUNUX0JFVFRFUhACEhEKDVZFUkRJQ1RfV09SU0UQAzKDBwoRRXhwZXJpbWVudFNlcnZpY2USWQoNR2V0RXhwZXJpbWVudBIoLmRyYWZ0d29vZC5hZG1pbi52MS5HZXRFeHBlcmltZW50UmVxdWVzdBoeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50EmoKD0xpc3RFeHBlcmltZW50cxIqLmRyYWZ0d29vZC5hZG1pbi52MS5MaXN0RXhwZXJpbWVudHNSZXF1ZXN0GisuZHJhZnR3b29kLmFkbWluLnYxLkxpc3RFeHBlcmltZW50c1Jlc3BvbnNlEl8KEENyZWF0ZUV4cGVyaW1lbnQSKy5kcmFmdHdvb2QuYWRtaW4udjEuQ3JlYXRlRXhwZXJpbWVudFJlcXVlc3QaHi5kcmFmdHdvb2QuYWRtaW4udjEuRXhwZXJpbWVudBJfChBVcGRhdGVFeHBlcmltZW50EisuZHJhZnR3b29kLmFkbWluLnYxLlVwZGF0ZUV4cGVyaW1lbnRSZXF1ZXN0Gh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnQSVwoQRGVsZXRlRXhwZXJpbWVudBIrLmRyYWZ0d29vZC5hZG1pbi52MS5EZWxldGVFeHBlcmltZW50UmVxdWVzdBoWLmdvb2dsZS5wcm90b2J1Zi5FbXB0eRJdCg9TdGFydEV4cGVyaW1lbnQSKi5kcmFmdHdvb2QuYWRtaW4udjEuU3RhcnRFeHBlcmltZW50UmVxdWVzdBoeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50ElsKDlN0b3BFeHBlcmltZW50EikuZHJhZnR3b29kLmFkbWluLnYxLlN0b3BFeHBlcmltZW50UmVxdWVzdBoeLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50EmMKEkNvbmNsdWRlRXhwZXJpbWVudBItLmRyYWZ0d29vZC5hZG1pbi52MS5Db25jbHVkZUV4cGVyaW1lbnRSZXF1ZXN0Gh4uZHJhZnR3b29kLmFkbWluLnYxLkV4cGVyaW1lbnQSawoTR2V0RXhwZXJpbWVudFJlcG9ydBIuLmRyYWZ0d29vZC5hZG1pbi52MS5HZXRFeHBlcmltZW50UmVwb3J0UmVxdWVzdBokLmRyYWZ0d29vZC5hZG1pbi52MS5FeHBlcmltZW50UmVwb3J0Qk0KEmRyYWZ0d29vZC5hZG1pbi52MUIQRXhwZXJpbWVudHNQcm90b1ABWiNkcmFmdHdvb2QvYWRtaW4vdjE7ZHJhZnR3b29kYWRtaW52MWIGcHJvdG8z", [file_draftwood_admin_v1_tenants, file_google_api_field_behavior, file_google_api_resource, file_google_protobuf_duration, file_google_protobuf_empty, file_google_protobuf_field_mask, file_google_protobuf_timestamp]);
 
 /**
  * @generated from message draftwood.admin.v1.Experiment
@@ -80,7 +80,7 @@ export type Experiment = Message<"draftwood.admin.v1.Experiment"> & {
   unit: ExperimentUnit;
 
   /**
-   * Tenants whose requests take part. Empty: all tenants.
+   * Ids of the tenants whose requests take part. Empty: all tenants.
    *
    * @generated from field: repeated string tenants = 10;
    */
@@ -281,13 +281,15 @@ export const GetExperimentRequestSchema: GenMessage<GetExperimentRequest> = /*@_
  */
 export type ListExperimentsRequest = Message<"draftwood.admin.v1.ListExperimentsRequest"> & {
   /**
-   * 0, and anything above 1,000: 1,000.
+   * At most so many experiments; 0, and anything above 1,000: 1,000.
    *
    * @generated from field: int32 page_size = 1;
    */
   pageSize: number;
 
   /**
+   * Empty for the first page; after it `next_page_token` of the page before.
+   *
    * @generated from field: string page_token = 2;
    */
   pageToken: string;
@@ -536,9 +538,9 @@ export type ExperimentReport = Message<"draftwood.admin.v1.ExperimentReport"> & 
   experiment?: Experiment | undefined;
 
   /**
-   * @generated from field: google.protobuf.Timestamp time = 2;
+   * @generated from field: google.protobuf.Timestamp report_time = 2;
    */
-  time?: Timestamp | undefined;
+  reportTime?: Timestamp | undefined;
 
   /**
    * Servers whose counts are in it.
@@ -548,49 +550,49 @@ export type ExperimentReport = Message<"draftwood.admin.v1.ExperimentReport"> & 
   servers: number;
 
   /**
-   * @generated from field: repeated draftwood.admin.v1.ArmRow arms = 4;
+   * What is compared, the most important first.
+   *
+   * @generated from field: repeated draftwood.admin.v1.Metric metrics = 4;
+   */
+  metrics: Metric[];
+
+  /**
+   * @generated from field: repeated draftwood.admin.v1.ArmRow arms = 5;
    */
   arms: ArmRow[];
 
   /**
    * Every other arm against the control.
    *
-   * @generated from field: repeated draftwood.admin.v1.ArmComparison comparisons = 5;
+   * @generated from field: repeated draftwood.admin.v1.ArmComparison comparisons = 6;
    */
   comparisons: ArmComparison[];
 
   /**
    * The units are not divided as the weights say, so that nothing may be concluded.
    *
-   * @generated from field: bool sample_ratio_mismatch = 6;
+   * @generated from field: bool sample_ratio_mismatch = 7;
    */
   sampleRatioMismatch: boolean;
 
   /**
-   * @generated from field: repeated draftwood.admin.v1.StoppedArm violations = 7;
+   * @generated from field: repeated draftwood.admin.v1.StoppedArm violations = 8;
    */
   violations: StoppedArm[];
 
   /**
-   * In plain words, what may be concluded.
+   * What may be concluded.
    *
-   * @generated from field: repeated string conclusions = 8;
+   * @generated from field: repeated draftwood.admin.v1.Conclusion conclusions = 9;
    */
-  conclusions: string[];
+  conclusions: Conclusion[];
 
   /**
    * Earlier looks, the oldest first, for a plot over time.
    *
-   * @generated from field: repeated draftwood.admin.v1.ReportPoint history = 9;
+   * @generated from field: repeated draftwood.admin.v1.ReportPoint history = 10;
    */
   history: ReportPoint[];
-
-  /**
-   * The same as conclusions, for programs: one for each sentence, in the same order.
-   *
-   * @generated from field: repeated draftwood.admin.v1.Conclusion findings = 10;
-   */
-  findings: Conclusion[];
 
   /**
    * The arm that ConcludeExperiment takes if the request names none. Empty while that is open.
@@ -606,6 +608,36 @@ export type ExperimentReport = Message<"draftwood.admin.v1.ExperimentReport"> & 
  */
 export const ExperimentReportSchema: GenMessage<ExperimentReport> = /*@__PURE__*/
   messageDesc(file_draftwood_admin_v1_experiments, 14);
+
+/**
+ * What arms are compared by.
+ *
+ * @generated from message draftwood.admin.v1.Metric
+ */
+export type Metric = Message<"draftwood.admin.v1.Metric"> & {
+  /**
+   * "decode_seconds_per_token", "ttft_seconds_mean", "tokens_per_step", "draft_nodes_per_accepted_token", and
+   * "ttft_seconds_p50", "ttft_seconds_p90", "tpot_seconds_p50" and "tpot_seconds_p90", medians and 90th percentiles over
+   * units. Keys do not change.
+   *
+   * @generated from field: string key = 1;
+   */
+  key: string;
+
+  /**
+   * For people, such as "decode time per token".
+   *
+   * @generated from field: string title = 2;
+   */
+  title: string;
+};
+
+/**
+ * Describes the message draftwood.admin.v1.Metric.
+ * Use `create(MetricSchema)` to create a new message.
+ */
+export const MetricSchema: GenMessage<Metric> = /*@__PURE__*/
+  messageDesc(file_draftwood_admin_v1_experiments, 15);
 
 /**
  * What may be concluded from a report.
@@ -626,11 +658,11 @@ export type Conclusion = Message<"draftwood.admin.v1.Conclusion"> & {
   arm: string;
 
   /**
-   * As in ArmComparison; empty if it is about none.
+   * Key of the metric; empty if it is about none.
    *
-   * @generated from field: string metric_key = 3;
+   * @generated from field: string metric = 3;
    */
-  metricKey: string;
+  metric: string;
 
   /**
    * The sentence for people.
@@ -645,7 +677,7 @@ export type Conclusion = Message<"draftwood.admin.v1.Conclusion"> & {
  * Use `create(ConclusionSchema)` to create a new message.
  */
 export const ConclusionSchema: GenMessage<Conclusion> = /*@__PURE__*/
-  messageDesc(file_draftwood_admin_v1_experiments, 15);
+  messageDesc(file_draftwood_admin_v1_experiments, 16);
 
 /**
  * @generated from message draftwood.admin.v1.ArmRow
@@ -672,7 +704,7 @@ export type ArmRow = Message<"draftwood.admin.v1.ArmRow"> & {
   errors: bigint;
 
   /**
-   * By title, such as "decode time per token" in seconds. A metric without a value is missing.
+   * By the key of the metric. One without a value is missing.
    *
    * @generated from field: map<string, double> metrics = 5;
    */
@@ -687,15 +719,6 @@ export type ArmRow = Message<"draftwood.admin.v1.ArmRow"> & {
    * @generated from field: int64 differing = 7;
    */
   differing: bigint;
-
-  /**
-   * The same as metrics by key, for programs: "decode_seconds_per_token", "ttft_seconds_mean", "tokens_per_step",
-   * "draft_nodes_per_accepted_token", and "ttft_seconds_p50", "ttft_seconds_p90", "tpot_seconds_p50" and
-   * "tpot_seconds_p90", medians and 90th percentiles over units. Keys do not change.
-   *
-   * @generated from field: map<string, double> values = 8;
-   */
-  values: { [key: string]: number };
 };
 
 /**
@@ -703,7 +726,7 @@ export type ArmRow = Message<"draftwood.admin.v1.ArmRow"> & {
  * Use `create(ArmRowSchema)` to create a new message.
  */
 export const ArmRowSchema: GenMessage<ArmRow> = /*@__PURE__*/
-  messageDesc(file_draftwood_admin_v1_experiments, 16);
+  messageDesc(file_draftwood_admin_v1_experiments, 17);
 
 /**
  * The relative change of a metric from the control to an arm, -0.1 being 10% less, with bounds that hold at every look.
@@ -717,7 +740,7 @@ export type ArmComparison = Message<"draftwood.admin.v1.ArmComparison"> & {
   arm: string;
 
   /**
-   * Its title, for people.
+   * Key of the metric.
    *
    * @generated from field: string metric = 2;
    */
@@ -744,13 +767,6 @@ export type ArmComparison = Message<"draftwood.admin.v1.ArmComparison"> & {
    * @generated from field: draftwood.admin.v1.Verdict verdict = 6;
    */
   verdict: Verdict;
-
-  /**
-   * Key of the metric, as in ArmRow.values.
-   *
-   * @generated from field: string metric_key = 7;
-   */
-  metricKey: string;
 };
 
 /**
@@ -758,7 +774,7 @@ export type ArmComparison = Message<"draftwood.admin.v1.ArmComparison"> & {
  * Use `create(ArmComparisonSchema)` to create a new message.
  */
 export const ArmComparisonSchema: GenMessage<ArmComparison> = /*@__PURE__*/
-  messageDesc(file_draftwood_admin_v1_experiments, 17);
+  messageDesc(file_draftwood_admin_v1_experiments, 18);
 
 /**
  * The first metric of the report, decode time per token, at one moment.
@@ -767,9 +783,9 @@ export const ArmComparisonSchema: GenMessage<ArmComparison> = /*@__PURE__*/
  */
 export type ReportPoint = Message<"draftwood.admin.v1.ReportPoint"> & {
   /**
-   * @generated from field: google.protobuf.Timestamp time = 1;
+   * @generated from field: google.protobuf.Timestamp look_time = 1;
    */
-  time?: Timestamp | undefined;
+  lookTime?: Timestamp | undefined;
 
   /**
    * @generated from field: repeated draftwood.admin.v1.ArmComparison comparisons = 2;
@@ -782,7 +798,7 @@ export type ReportPoint = Message<"draftwood.admin.v1.ReportPoint"> & {
  * Use `create(ReportPointSchema)` to create a new message.
  */
 export const ReportPointSchema: GenMessage<ReportPoint> = /*@__PURE__*/
-  messageDesc(file_draftwood_admin_v1_experiments, 18);
+  messageDesc(file_draftwood_admin_v1_experiments, 19);
 
 /**
  * @generated from enum draftwood.admin.v1.ExperimentState
