@@ -23,6 +23,8 @@ from tests.system.test_smg import THINKING
 
 _FOLDER, _ROOT = Path(__file__).parent, Path(__file__).parents[2]
 _MODEL = "tools"
+_TEMPLATE = THINKING.replace("message.content", "message.content.split('</think>')[-1]")
+"""Thoughts are what the template leaves out of earlier answers."""
 _SECONDS = 600
 
 
@@ -36,7 +38,7 @@ def rows(python: Path, modules: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / _MODEL
         shutil.copytree(BUNDLED_MODEL, model)
-        (model / "chat_template.jinja").write_text(THINKING, encoding="utf-8")
+        (model / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
         with running_server("--threads", "1", "--model", str(model)) as target, running_gateway(target) as gateway:
             url = f"http://{gateway.target}"
             of_python = _run("python", [str(python), str(_FOLDER / "clients.py"), url, _MODEL], {})
