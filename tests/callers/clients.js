@@ -24,7 +24,7 @@ async function official() {
 
 function vercel(model) {
   const { generateObject, generateText, jsonSchema, streamText, tool } = require("ai");
-  const options = { model, prompt, maxOutputTokens: 100, temperature: 0, maxRetries: 0 };
+  const options = { model, prompt, maxOutputTokens: 100, temperature: 0 };
   return {
     text: async () => {
       const { text } = await generateText(options), streamed = streamText(options);
