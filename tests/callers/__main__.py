@@ -52,7 +52,12 @@ def _run(language: str, command: list[str], environment: dict[str, str]) -> list
     printed, why = "", ""
     try:
         done = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command,
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environment},
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
         )
         printed = done.stdout
         why = done.stderr.strip()[-300:] or f"ended with status {done.returncode}" if done.returncode else ""

@@ -47,7 +47,7 @@ async function main() {
   const models = {
     responses: () => require("@ai-sdk/openai").createOpenAI({ baseURL, apiKey: "unused" }).responses(name),
     chat: () => require("@ai-sdk/openai").createOpenAI({ baseURL, apiKey: "unused" }).chat(name),
-    compatible: () => require("@ai-sdk/openai-compatible").createOpenAICompatible({ name: "draftwood", baseURL, supportsStructuredOutputs: true })(name),
+    compatible: () => require("@ai-sdk/openai-compatible").createOpenAICompatible({ name: "draftwood", baseURL, includeUsage: true, supportsStructuredOutputs: true })(name),
   };
   for (const [api, made] of Object.entries(models)) {
     for (const label of ["text", "tool", "object"]) await row("ai (Vercel)", `${api}, ${label}`, () => vercel(made())[label]());
