@@ -51,14 +51,9 @@ def _run(language: str, command: list[str], environment: dict[str, str]) -> list
     """The rows that a program prints; one that says why, if it does not run to its end."""
     printed, why = "", ""
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environment},
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        # LiteLLM would ask the internet for prices.
+        variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environment}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False)
         printed = done.stdout
         why = done.stderr.strip()[-300:] or f"ended with status {done.returncode}" if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
