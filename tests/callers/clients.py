@@ -227,7 +227,8 @@ def completion() -> None:
 def responses_of_litellm() -> None:
     import litellm
 
-    answer = litellm.responses(model=f"openai/{MODEL}", **KEY, input=QUESTION, max_output_tokens=20)
+    fields: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "unused", "max_output_tokens": 20}
+    answer: Any = litellm.responses(**fields, input=QUESTION)
     assert answer.output[0].content[0].text
 
 
