@@ -18,7 +18,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF
 # Bytecode is kept, whatever the environment says: to compile all tests takes each process ten seconds.
 PYTEST := $(TEST_ENV) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test measurements screenshots
+.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test measurements callers
 
 
 help:  ## List the targets
@@ -255,8 +255,14 @@ $(MUTANTS)/.installed: pyproject.toml
 	$(BIN)/pip --python $(MUTANTS)/bin/python install --quiet --disable-pip-version-check --group mutants
 	touch $@
 
-screenshots: $(STAMP)  ## Pictures of the gateway's page, in build/screenshots (needs Chromium)
-	$(TEST_ENV) PAGE_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -q tests/service/gateway/test_page.py
+# Each library with all that it needs, as its users install it.
+.venv-peers/callers/.installed: tests/callers/requirements.txt
+	test -x .venv-peers/callers/bin/python || $(PYTHON) -m venv .venv-peers/callers
+	.venv-peers/callers/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+callers: $(STAMP) $(NODE) .venv-peers/callers/.installed  ## Libraries that call OpenAI's API, against the real gateway: a row for each case (JSON=file)
+	$(BIN)/python -m tests.callers $(if $(JSON),--json $(JSON))
 
 stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
 	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32

@@ -48,7 +48,6 @@ SYSTEM = (
     "tests/service/engine/test_process.py",
     "tests/service/experiments/test_lossless.py",
     "tests/service/gateway/test_langchain.py",
-    "tests/service/gateway/test_page.py",
     "tests/service/gateway/test_tools.py",
     "tests/service/test_any_user.py",
     "tests/service/test_commands.py",

@@ -2,7 +2,6 @@
 # Installs the programs of Debian that tests of `make test-system` run, where apt-get may do so.
 set -euo pipefail
 missing=()
-command -v chromium >/dev/null || missing+=(chromium)
 command -v promtool >/dev/null || missing+=(prometheus)
 if [ ${#missing[@]} = 0 ]; then
     exit

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
@@ -36,6 +37,7 @@ class ChatTokenizer(Protocol):
         tools: list[dict[str, Any]] | None,
         *,
         add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] = ...,
     ) -> str: ...
     def without_special_tokens(self, text: str) -> str: ...
 
@@ -95,9 +97,11 @@ def is_marked(begin: str) -> bool:
     return any(character.isalnum() for character in begin)
 
 
-def reasoning_format_of(tokenizer: ChatTokenizer) -> ReasoningFormat | None:
-    """How a model marks its reasoning; None for one that writes none, or marks it with special tokens, which the text
-    of an answer is without.
+def reasoning_format_of(
+    tokenizer: ChatTokenizer, variables: Mapping[str, Any] = MappingProxyType({})
+) -> ReasoningFormat | None:
+    """How a model marks its reasoning with these variables of its chat template; None for one that writes none, or
+    marks it with special tokens, which the text of an answer is without.
 
     A template tells it in one of two ways: it shows the reasoning of an earlier answer ("reasoning_content") between
     two markers, or it ends the prompt with the first marker and takes what an answer has before the second one out of
@@ -108,10 +112,12 @@ def reasoning_format_of(tokenizer: ChatTokenizer) -> ReasoningFormat | None:
     question = {"role": "user", "content": "zq question"}
 
     def shown(answer: dict[str, Any]) -> str:
-        return tokenizer.render([question, {"role": "assistant", "content": _ANSWER, **answer}], None)
+        return tokenizer.render(
+            [question, {"role": "assistant", "content": _ANSWER, **answer}], None, variables=variables
+        )
 
     try:
-        prompt = tokenizer.render([question], None, add_generation_prompt=True)
+        prompt = tokenizer.render([question], None, add_generation_prompt=True, variables=variables)
         plain, thinking = shown({}), shown({"reasoning_content": _THOUGHT})
         opened = _OPENED.search(prompt)
         if _THOUGHT in thinking and thinking.find(_ANSWER) > thinking.find(_THOUGHT):

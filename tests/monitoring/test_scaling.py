@@ -83,7 +83,7 @@ def test_a_gateway_notes_when_it_had_a_request_though_no_server_runs() -> None:
     from draftwood_service.gateway.services import ServiceClient
 
     async def ask() -> tuple[int, str, int, str]:
-        made = Gateway({"": lambda _: ServiceClient("127.0.0.1:9")}, page=False, max_body_bytes=2**20)
+        made = Gateway({"": lambda _: ServiceClient("127.0.0.1:9")}, max_body_bytes=2**20)
         transport = httpx.ASGITransport(made.app([]))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             health = (await client.get("/health")).status_code

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import grpc
@@ -58,7 +59,8 @@ class ByteTokenizer:
         tool_format: set one for a model that takes tools.
         reasoning_format: set one for a model that thinks before it answers.
         takes_system: clear it for a chat template without system messages.
-        messages, tools: of the last conversation that was read.
+        template_variables: that its chat template reads.
+        messages, tools, variables: of the last conversation that was read.
     """
 
     def __init__(self, has_chat_template: bool = True) -> None:
@@ -68,6 +70,8 @@ class ByteTokenizer:
         self.reasoning_format: ReasoningFormat | None = None
         self.messages: list[dict[str, Any]] = []
         self.tools: list[dict[str, Any]] | None = None
+        self.template_variables = frozenset[str]()
+        self.variables: Mapping[str, Any] = {}
         self.encoded_on: list[str] = []
         self.token_bytes = Bytes()
 
@@ -75,8 +79,13 @@ class ByteTokenizer:
         self.encoded_on.append(threading.current_thread().name)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
-        self.messages, self.tools = messages, tools
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Int32Array:
+        self.messages, self.tools, self.variables = messages, tools, variables
         return self.encode(self.render(messages, tools))
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
@@ -91,6 +100,7 @@ class ByteTokenizer:
         tools: list[dict[str, Any]] | None,
         *,
         add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 

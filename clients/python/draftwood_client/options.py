@@ -57,6 +57,9 @@ class GenerateOptions(TypedDict, total=False):
 
     Tools: `tools`, what the model may call. The answer has its calls apart from the text.
 
+    Template: `template_kwargs`, variables of the model's chat template (JSON, or a mapping of it), such as
+    `{"enable_thinking": False}`; `ModelInfo.template_kwargs` has their names.
+
     Output format, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
 
     Stopping: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
@@ -86,6 +89,7 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     n: int | None
     tools: Sequence[Tool] | None
+    template_kwargs: str | Mapping[str, Any] | None
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
     lark: str | None

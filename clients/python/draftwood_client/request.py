@@ -44,12 +44,15 @@ def generate_request(prompt: Prompt, options: GenerateOptions, name: str = "prom
     request = pb.GenerateRequest()
     _set_prompt(request, name, prompt)
     for name, value in options.items():
-        if name not in _FIELDS and name != "tools":
+        if name not in _FIELDS and name not in _OF_CHAT:
             raise ArgumentTypeError(name, f"there is no such option{_nearest(name)}")
-        if name == "tools" and value is not None:
+        if name in _OF_CHAT and value is not None:
             if not request.HasField("chat"):
                 raise ArgumentValueError(name, "needs a prompt of chat messages")
-            request.chat.tools.extend(_tools(value))
+            if name == "tools":
+                request.chat.tools.extend(_tools(value))
+            else:
+                request.chat.template_kwargs = _schema(name, value)
         elif value is not None:
             part, field, check = _FIELDS[name]
             message: Any = getattr(request, part) if part else request
@@ -230,11 +233,12 @@ def _kind(value: object) -> str:
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, [*_FIELDS, "tools"], n=1)
+    close = difflib.get_close_matches(name, [*_FIELDS, *_OF_CHAT], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 _MESSAGE_KEYS = {field.name for field in fields(ChatMessage)}
+_OF_CHAT = {"tools", "template_kwargs"}
 _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     # option: (part of the request, field in it, check)
     "model": ("", "model", text),

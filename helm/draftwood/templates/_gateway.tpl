@@ -49,7 +49,6 @@ args:
   {{- end }}
   - --drain-grace={{ include "draftwood.grace" . }}
   {{- if not $gateway.page }}
-  - --no-page
   {{- end }}
   {{- range $gateway.corsOrigins }}
   - --cors-origin={{ . }}

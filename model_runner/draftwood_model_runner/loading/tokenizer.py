@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import codecs
 import importlib
+import inspect
 import json
 import logging
 import re
 import tempfile
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import Environment, TemplateError, nodes
+from jinja2.defaults import DEFAULT_NAMESPACE
+from jinja2.meta import find_undeclared_variables
 
 from draftwood_model_runner.errors import InvalidInputError, ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded, require_folder
@@ -36,6 +42,10 @@ _BEFORE, _AFTER = "a", "b"
 _KEPT = 1 << 16
 """Tokens whose bytes are kept."""
 
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+"""A tag of transformers' own, which says what of a chat the model wrote."""
+_SET_BY_RENDERING = ("messages", "raise_exception", "strftime_now")
+"""By transformers' `render_jinja_template`, besides its parameters."""
 _log = logging.getLogger(__name__)
 _SYSTEM_TEXT = "zq system"
 """A text that no chat template has."""
@@ -127,6 +137,15 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+def _read_by(template: nodes.Template) -> set[str]:
+    """Variables that a template has from outside. One that it sets itself is none of them, unless it asks whether it is
+    there: "is not defined" before a default."""
+    own = {name.name for name in template.find_all(nodes.Name) if name.ctx == "store"}
+    tests = [test.node for test in template.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    asked = {node.name for node in tests if isinstance(node, nodes.Name)}
+    return find_undeclared_variables(template) - (own - asked)
+
+
 class Tokenizer:
     """A transformers tokenizer behind the few calls that serving needs. Safe to use from several threads.
 
@@ -163,23 +182,43 @@ class Tokenizer:
         except Exception:  # of the template, which may do anything
             return False
 
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and a caller may set: none that transformers sets, such as the
+        messages, its functions and special tokens; none of a template that cannot be parsed."""
+        given = self._tokenizer.chat_template or ""
+        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+        texts = given.values() if isinstance(given, dict) else [given]
+        try:
+            read = {name for text in texts for name in _read_by(environment.parse(_GENERATION.sub("", text)))}
+        except TemplateError:
+            return frozenset()
+        own = {
+            *inspect.signature(self._tokenizer.apply_chat_template).parameters,
+            *DEFAULT_NAMESPACE,
+            *_SET_BY_RENDERING,
+        }
+        return frozenset(name for name in read - own if not name.endswith("_token"))
+
     def render(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         *,
         add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Messages and tools through the model's chat template, which there must be.
 
         Args:
             add_generation_prompt: with what stands before the next answer of the assistant.
+            variables: of the template, whose names are in `template_variables`.
 
         Raises:
             Exception: the template refuses them, or fails in any way.
         """
         text: str = self._tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
         )
         return text
 
@@ -195,11 +234,17 @@ class Tokenizer:
             text = text.replace(token, "")
         return text
 
-    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Int32Array:
         """int32[n]: the messages through the model's chat template, ready for the assistant's answer.
 
         Args:
             messages, tools: as transformers' chat templates take them.
+            variables: see `render`.
 
         Raises:
             InvalidValueError: the model has no chat template, or its template refuses the messages or fails; never has
@@ -209,7 +254,7 @@ class Tokenizer:
             raise InvalidInputError("chat", None, "this model has no chat template; send text or token ids")
         try:
             ids = self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False
+                messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False, **variables
             )
         except Exception as error:
             problem = f"the chat template of the model does not take them: {self._reason(error)}"

@@ -52,12 +52,14 @@ class ContentPart(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "tools")
+    __slots__ = ("messages", "tools", "template_kwargs")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
+    template_kwargs: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_kwargs: _Optional[str] = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters")
@@ -502,7 +504,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason", "abilities", "draft_models", "reasoning_format")
+    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason", "abilities", "draft_models", "reasoning_format", "template_kwargs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +532,7 @@ class GetModelInfoResponse(_message.Message):
     ABILITIES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODELS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     parameters: int
@@ -557,7 +560,8 @@ class GetModelInfoResponse(_message.Message):
     abilities: EngineAbilities
     draft_models: _containers.RepeatedCompositeFieldContainer[DraftModel]
     reasoning_format: ReasoningFormat
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ..., abilities: _Optional[_Union[EngineAbilities, _Mapping]] = ..., draft_models: _Optional[_Iterable[_Union[DraftModel, _Mapping]]] = ..., reasoning_format: _Optional[_Union[ReasoningFormat, _Mapping]] = ...) -> None: ...
+    template_kwargs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ..., abilities: _Optional[_Union[EngineAbilities, _Mapping]] = ..., draft_models: _Optional[_Iterable[_Union[DraftModel, _Mapping]]] = ..., reasoning_format: _Optional[_Union[ReasoningFormat, _Mapping]] = ..., template_kwargs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DraftModel(_message.Message):
     __slots__ = ("strategy", "name", "parameters")
@@ -602,7 +606,7 @@ class EngineAbilities(_message.Message):
     def __init__(self, engine: _Optional[str] = ..., version: _Optional[str] = ..., reproducible_seeds: bool = ..., draft_trees: bool = ..., branching_drafts: bool = ..., min_p: bool = ..., logit_bias: bool = ..., max_temperature: _Optional[float] = ..., max_penalty: _Optional[float] = ..., max_logprobs: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., pauses: bool = ..., preempts: bool = ..., audits_samples: bool = ...) -> None: ...
 
 class RequestLimits(_message.Message):
-    __slots__ = ("message_bytes", "prompt_characters", "chat_messages", "stop_strings", "stop_string_characters", "stop_token_ids", "logit_biases", "format_characters", "samples", "tools")
+    __slots__ = ("message_bytes", "prompt_characters", "chat_messages", "stop_strings", "stop_string_characters", "stop_token_ids", "logit_biases", "format_characters", "samples", "tools", "template_kwargs_characters")
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     CHAT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -613,6 +617,7 @@ class RequestLimits(_message.Message):
     FORMAT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     message_bytes: int
     prompt_characters: int
     chat_messages: int
@@ -623,7 +628,8 @@ class RequestLimits(_message.Message):
     format_characters: int
     samples: int
     tools: int
-    def __init__(self, message_bytes: _Optional[int] = ..., prompt_characters: _Optional[int] = ..., chat_messages: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_string_characters: _Optional[int] = ..., stop_token_ids: _Optional[int] = ..., logit_biases: _Optional[int] = ..., format_characters: _Optional[int] = ..., samples: _Optional[int] = ..., tools: _Optional[int] = ...) -> None: ...
+    template_kwargs_characters: int
+    def __init__(self, message_bytes: _Optional[int] = ..., prompt_characters: _Optional[int] = ..., chat_messages: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_string_characters: _Optional[int] = ..., stop_token_ids: _Optional[int] = ..., logit_biases: _Optional[int] = ..., format_characters: _Optional[int] = ..., samples: _Optional[int] = ..., tools: _Optional[int] = ..., template_kwargs_characters: _Optional[int] = ...) -> None: ...
 
 class GenerationDefaults(_message.Message):
     __slots__ = ("sampling", "stop", "constraints")

@@ -7,18 +7,39 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from draftwood_client import Completion, Delta, FinishReason, Sample, TokenDetail
 from draftwood_service.gateway.reading import ParsedRequest
 
 
+class Shape(Protocol):
+    """Shapes the answers of one request as an API shows them: whole, or as the events of a stream, each of which has
+    the name in its field `type`, if it has that.
+
+    Attributes:
+        done: data that ends a stream; "" for none.
+    """
+
+    done: str
+    id: str
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]: ...
+    def first(self) -> list[dict[str, Any]]: ...
+    def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]: ...
+    def finished(self, prompt: int, sample: int, reason: FinishReason) -> list[dict[str, Any]]: ...
+    def last(self, completions: Sequence[Completion]) -> list[dict[str, Any]]: ...
+    def failed(self, body: dict[str, Any]) -> list[dict[str, Any]]: ...
+
+
 class Answers:
-    """Shapes the answers of one request.
+    """A `Shape` of chat and completions.
 
     Args:
         model: as the answer names it.
     """
+
+    done = "[DONE]"
 
     def __init__(self, parsed: ParsedRequest, model: str) -> None:
         self._parsed = parsed
@@ -36,7 +57,7 @@ class Answers:
         for completion in completions:
             answers += completion.samples or (completion,)
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head, "choices": choices, **_totals(completions)}
+        return {**self._head, "choices": choices, **totals(completions)}
 
     def first(self) -> list[dict[str, Any]]:
         """Chunks before the first tokens: chat says the role."""
@@ -105,15 +126,20 @@ class Answers:
         empty: dict[str, Any] = {"delta": {}} if self._parsed.chat else {"text": ""}
         return [self._chunk(index, empty, _reason(reason))]
 
-    def last(self, completions: Sequence[Completion]) -> dict[str, Any] | None:
+    def last(self, completions: Sequence[Completion]) -> list[dict[str, Any]]:
         """The chunk with the usage, if it was asked for: without choices."""
         if not self._parsed.include_usage:
-            return None
-        return {**self._chunk_head, "choices": [], **_totals(completions)}
+            return []
+        return [{**self._chunk_head, "choices": [], **totals(completions)}]
+
+    def failed(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """What ends a stream with an error, given as `body_of` has it."""
+        return [body]
 
     def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "logprobs": None, **content, "finish_reason": reason}
-        return {**self._chunk_head, "choices": [choice]}
+        no_usage = {"usage": None} if self._parsed.include_usage else {}
+        return {**self._chunk_head, "choices": [choice], **no_usage}
 
     def _choice(self, index: int, answer: Completion | Sample) -> dict[str, Any]:
         content: dict[str, Any] = {"text": answer.text}
@@ -205,12 +231,14 @@ def _tokens(details: Sequence[TokenDetail]) -> list[dict[str, Any]]:
     return [{"text": detail.text, "drafted": detail.drafted} for detail in details]
 
 
-def _totals(completions: Sequence[Completion]) -> dict[str, Any]:
+def totals(completions: Sequence[Completion]) -> dict[str, Any]:
     """Usage, and what drafting did, over all prompts."""
     prompt = sum(completion.usage.prompt_tokens for completion in completions)
     written = sum(completion.usage.completion_tokens for completion in completions)
     drafting = [completion.drafting for completion in completions]
     steps = sum(statistics.steps for statistics in drafting)
+    drafted = sum(statistics.draft_tokens for statistics in drafting)
+    accepted = sum(statistics.accepted_tokens for statistics in drafting)
     by_steps = sum(statistics.mean_acceptance_length * statistics.steps for statistics in drafting)
     return {
         "usage": {
@@ -220,13 +248,18 @@ def _totals(completions: Sequence[Completion]) -> dict[str, Any]:
             "prompt_tokens_details": {
                 "cached_tokens": sum(completion.usage.cached_prompt_tokens for completion in completions)
             },
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(completion.usage.reasoning_tokens for completion in completions),
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
         },
         "metrics": {
             "speculative_decoding": {
                 "strategy": drafting[0].strategy,
                 "steps": steps,
-                "draft_tokens": sum(statistics.draft_tokens for statistics in drafting),
-                "accepted_tokens": sum(statistics.accepted_tokens for statistics in drafting),
+                "draft_tokens": drafted,
+                "accepted_tokens": accepted,
                 "mean_acceptance_length": round(by_steps / steps, 3) if steps else 0.0,
                 "disabled_reason": next(
                     (statistics.disabled_reason for statistics in drafting if statistics.disabled_reason), ""

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import structlog
@@ -19,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftwood_client import (
@@ -28,11 +27,12 @@ from draftwood_client import (
     Completion,
     DraftwoodError,
     FinishReason,
+    ModelInfo,
     ToolFormat,
 )
 from draftwood_client.options import UNSET, Timeout
 from draftwood_service.authorization import bearer_of
-from draftwood_service.gateway.answers import Answers
+from draftwood_service.gateway.answers import Answers, Shape
 from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
     ClientDisconnectedError,
@@ -58,18 +58,21 @@ from draftwood_service.gateway.http import (
     read_timeout,
     refusal,
 )
-from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
+from draftwood_service.gateway.messages import MessageAnswers, read_message
+from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools, with_variables
+from draftwood_service.gateway.responses import ResponseAnswers, read_response
 from draftwood_service.gateway.services import INFO_SECONDS, OpenClient, Service, Services
 
 _log = structlog.get_logger(__name__)
-_PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-)
-"""The page has nothing from elsewhere."""
 _IGNORED_HEADER = "x-draftwood-ignored"
 _SHOWN, _MAX_SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,100}"), 20
 """Names of fields that a header and the log may have, and how many of them."""
 _MAX_TOLD = 1000
+_TRACE = {
+    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "tracestate": re.compile("[!-~ ]{1,512}"),
+}
+"""Headers of W3C's trace context."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -134,7 +137,6 @@ class Gateway:
     Args:
         servers: what makes clients of each service, by the model that requests name. Requests without a model are the
             first one's. With one service under the name "", requests name its model as it does itself, or none.
-        page: serve the page at /.
         max_body_bytes: of a request.
         strict: refuse requests with fields that nobody here knows, rather than leave these out.
         keyless: let the service answer requests without a key, rather than refuse them here.
@@ -143,13 +145,11 @@ class Gateway:
     def __init__(
         self,
         servers: Mapping[str, OpenClient],
-        page: bool,
         max_body_bytes: int,
         strict: bool = False,
         keyless: bool = True,
     ) -> None:
         self._services = Services(servers)
-        self._page = page
         self._max_body_bytes = max_body_bytes
         self._strict = strict
         self._keyless = keyless
@@ -166,15 +166,15 @@ class Gateway:
                 any origin.
         """
         routes = [
-            Route("/v1/chat/completions", partial(self._answer, read_chat), methods=["POST"]),
-            Route("/v1/completions", partial(self._answer, read_completion), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self._answer, read_chat, Answers), methods=["POST"]),
+            Route("/v1/completions", partial(self._answer, read_completion, Answers), methods=["POST"]),
+            Route("/v1/responses", partial(self._answer, read_response, ResponseAnswers), methods=["POST"]),
+            Route("/v1/messages", partial(self._answer, read_message, MessageAnswers), methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._models),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        if self._page:
-            routes.append(Route("/", self._show_page))
         middleware: list[Middleware] = []
         if hosts is not None:
             middleware.append(Middleware(LocalRequests, hosts=hosts, origins=origins))
@@ -196,7 +196,12 @@ class Gateway:
         finally:
             await self._services.close()
 
-    async def _answer(self, read: Callable[[Any], ParsedRequest], request: Request) -> Response:
+    async def _answer(
+        self,
+        read: Callable[[Any], ParsedRequest],
+        shape: Callable[[ParsedRequest, str], Shape],
+        request: Request,
+    ) -> Response:
         end = self.metrics.begin(request.url.path)
         parsed: ParsedRequest | None = None
         model = ""
@@ -205,12 +210,11 @@ class Gateway:
             key = await self._key_of_body(request, size)
             async with self._bodies.taken(size):
                 parsed = read(await read_json(request, self._max_body_bytes))
-                ignored = self._ignored(parsed, request)
                 service = self._services.of(parsed.model)
                 parsed, model = service.named(parsed), service.model
                 end = partial(end, model=model)
-                begun = self._begin(service.client(key), parsed, read_timeout(request))
-                answers, batch = await cancel_on_disconnect(request, begun)
+                begun = self._begin(request, service.client(key), parsed, shape)
+                answers, batch, ignored = await cancel_on_disconnect(request, begun)
             headers = {"x-request-id": answers.id, **ignored}
             if parsed.stream:
                 return self._events(parsed, answers, batch, end, headers, model)
@@ -259,31 +263,39 @@ class Gateway:
             _log.warning("fields of requests are not known, and left out", fields=kind[0], user_agent=kind[1])
         return {_IGNORED_HEADER: names}
 
-    async def _begin(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> tuple[Answers, Batch]:
-        """The formatter of the answers to a request, and the batch of its prompts, which the service has admitted."""
-        form = await self._tool_format(client) if parsed.tools is not None else None
-        if form is not None:
-            parsed = with_tools(parsed, form)
-        model, at_once = parsed.model, 1
-        if not model or len(parsed.prompts) > 1:
+    async def _begin(
+        self,
+        request: Request,
+        client: AsyncClient,
+        parsed: ParsedRequest,
+        shape: Callable[[ParsedRequest, str], Shape],
+    ) -> tuple[Shape, Batch, dict[str, str]]:
+        """What shapes the answers to a request, the batch of its prompts, which the service has admitted, and the
+        header of what is left out."""
+        seconds, model, at_once = read_timeout(request), parsed.model, 1
+        if not model or len(parsed.prompts) > 1 or parsed.tools is not None or parsed.variables:
             info = await client.model_info(timeout=INFO_SECONDS)
             model, at_once = model or info.model, max(1, info.max_running_requests // parsed.samples)
-        began = time.monotonic()
+            parsed = with_variables(parsed, info.template_kwargs)
+            if parsed.tools is not None:
+                parsed = with_tools(parsed, _tool_format(info))
+        ignored = self._ignored(parsed, request)
+        began, trace = time.monotonic(), _trace_of(request)
 
         def open_stream(number: int) -> AsyncGenerationStream:
             left: Timeout = UNSET if seconds is None else seconds
             if seconds is not None and number >= at_once:  # it begins when others have ended
                 left = max(seconds - (time.monotonic() - began), 0.001)
-            return client.stream(parsed.prompts[number], timeout=left, **parsed.options)
+            return client.stream(parsed.prompts[number], timeout=left, metadata=trace, **parsed.options)
 
         batch = Batch(open_stream, len(parsed.prompts), at_once)
         await batch.begin()
-        return Answers(parsed, model), batch
+        return shape(parsed, model), batch, ignored
 
     def _events(
         self,
         parsed: ParsedRequest,
-        answers: Answers,
+        answers: Shape,
         batch: Batch,
         end: Callable[[int], None],
         headers: Mapping[str, str],
@@ -296,13 +308,13 @@ class Gateway:
         return Events(self._chunks(parsed, answers, batch, end, model), ended, headers=headers)
 
     async def _chunks(
-        self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[[int], None], model: str
+        self, parsed: ParsedRequest, answers: Shape, batch: Batch, end: Callable[[int], None], model: str
     ) -> AsyncIterator[tuple[str, str]]:
         """The chunks of all prompts, as they come: (event, data)."""
         completions: dict[int, Completion] = {}
         try:
             for chunk in answers.first():
-                yield "", _json(chunk)
+                yield chunk.get("type", ""), _json(chunk)
             async for number, event in batch.events():
                 if isinstance(event, Completion):
                     completions[number] = event
@@ -315,16 +327,17 @@ class Gateway:
                     if event.result is not None:
                         chunks += answers.finished(number, event.sample, FinishReason.of(event.result))
                 for chunk in chunks:
-                    yield "", _json(chunk)
-            last = answers.last([completions[number] for number in sorted(completions)])
-            if last is not None:
-                yield "", _json(last)
+                    yield chunk.get("type", ""), _json(chunk)
+            for chunk in answers.last([completions[number] for number in sorted(completions)]):
+                yield chunk.get("type", ""), _json(chunk)
             end(200)
-            yield "", "[DONE]"
+            if answers.done:
+                yield "", answers.done
         except DraftwoodError as error:
             end(status_of(error))
             note(error)
-            yield "error", _json(body_of(_of_request(error, parsed), parsed.caller_names, model))
+            for chunk in answers.failed(body_of(_of_request(error, parsed), parsed.caller_names, model)):
+                yield chunk.get("type", "error"), _json(chunk)
 
     async def _models(self, request: Request) -> Response:
         named = request.path_params.get("model")
@@ -355,25 +368,29 @@ class Gateway:
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
-    async def _show_page(self, request: Request) -> Response:
-        page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")
-        return HTMLResponse(page, headers={"content-security-policy": _PAGE_POLICY})
-
     def _key(self, request: Request) -> str:
         """The request's key; "" if it has none. Raises InvalidCredentialError."""
         try:
             key = bearer_of(request.headers.getlist("authorization"))
         except ValueError as error:
             raise InvalidCredentialError(str(error)) from None
+        key = key or request.headers.get("x-api-key", "")  # where Anthropic's clients have it
         if not key and not self._keyless:
             raise InvalidCredentialError("the request has no key, and the gateway calls for nobody with its own")
         return key or ""
 
-    async def _tool_format(self, client: AsyncClient) -> ToolFormat:
-        info = await client.model_info(timeout=INFO_SECONDS)
-        if not info.HasField("tool_format"):
-            raise InvalidRequestError("tools", f"the model takes none: {info.no_tools_reason}")
-        return info.tool_format
+
+def _tool_format(info: ModelInfo) -> ToolFormat:
+    if not info.HasField("tool_format"):
+        raise InvalidRequestError("tools", f"the model takes none: {info.no_tools_reason}")
+    return info.tool_format
+
+
+def _trace_of(request: Request) -> dict[str, str]:
+    """Headers of the caller's trace, which the service's is a part of; those that are none are left out."""
+    given = {name: request.headers.get(name, "") for name in _TRACE}
+    trace = {name: value for name, value in given.items() if _TRACE[name].fullmatch(value)}
+    return trace if "traceparent" in trace else {}
 
 
 def _of_request(error: Exception, parsed: ParsedRequest) -> Exception:

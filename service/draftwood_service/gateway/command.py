@@ -55,7 +55,6 @@ def _gateway(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8080,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve a page to try it at /.")] = True,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(help="Origin of web pages that may call, such as https://app.example; repeat it."),
@@ -119,7 +118,7 @@ def _gateway(
         _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
     openers = {model: _opener(each, host) for model, each in servers.items()}
-    made = Gateway(openers, page, max_body_bytes, strict, keyless=shares is not False)
+    made = Gateway(openers, max_body_bytes, strict, keyless=shares is not False)
     answering = made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None)
     run_server(answering, host, port, tls, drain_grace, made.metrics.connection_ended)
 

@@ -17,6 +17,8 @@ _NAMES = {
     "token_ids.ids": "prompt",
     "chat.messages": "messages",
     "chat.tools": "tools",
+    "chat.template_kwargs": "chat_template_kwargs",
+    "template_kwargs": "chat_template_kwargs",
     "chat": "messages",
     "sampling": "",
     "stop.strings": "stop",
@@ -102,7 +104,7 @@ class InvalidRequestError(Exception):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
-        self.field = field
+        self.field, self.problem = field, problem
 
 
 class UnknownModelError(Exception):

@@ -51,6 +51,14 @@ SMALL_BODY = 64 * 1024
 LARGE_BODIES = 16 * 2**20
 """Bytes of all larger bodies that are read at once. Once it is read, a body may take twenty times its bytes."""
 
+_NOT_SERVED = {
+    "/v1/embeddings": "is not served: the model writes text, and has no embeddings",
+    "/v1/audio": "is not served: audio is neither read nor written",
+    "/v1/images": "is not served: images are neither read nor made",
+    "/v1/responses/": "is not served: answers are not stored",
+}
+"""By the beginning of a path."""
+
 _T = TypeVar("_T")
 
 _log = structlog.get_logger(__name__)
@@ -318,7 +326,9 @@ async def no_route(request: Request, error: Exception) -> Response:
     route, code = f"{request.method} {request.url.path[:200]}", None
     text = f"{route}: {error.detail}"
     if error.status_code == 404:
-        text = f"{route} is unknown; there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+        why = next((why for path, why in _NOT_SERVED.items() if request.url.path.startswith(path)), "is unknown")
+        routes = ", ".join(f"POST /v1/{name}" for name in ("chat/completions", "completions", "responses", "messages"))
+        text = f"{route} {why}; there are {routes} and GET /v1/models"
         code = "unknown_url"
     elif error.status_code == 405:
         text = f"{route} is not served; use {(error.headers or {}).get('Allow', 'another method')}"

@@ -6,7 +6,7 @@ library brings some, is left out, and the answer says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ _KNOWN = {"model", "stream", "stream_options", "user", "metadata", "store", "ser
 _KNOWN |= {"prompt_cache_key", "safety_identifier", "draftwood", "seed", "logit_bias", "logprobs"}
 _KNOWN |= {"response_format", "max_completion_tokens"}
 _OF_CHAT = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
+_OF_CHAT |= {"chat_template_kwargs", "reasoning_effort"}
 _FIELDS: dict[str, set[str]] = {
     "stream_options": {"include_usage", "include_obfuscation"},
     "response_format": {"type", "json_schema", "pattern", "grammar"},
@@ -51,12 +52,14 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     # Of vLLM:
     "use_beam_search": (False,), "prompt_logprobs": (), "structured_outputs": (), "guided_json": (),
     "guided_regex": (), "guided_choice": (), "guided_grammar": (), "bad_words": ([],), "allowed_token_ids": ([],),
-    "truncate_prompt_tokens": (), "chat_template": (), "chat_template_kwargs": ({},), "logits_processors": ([],),
+    "truncate_prompt_tokens": (), "chat_template": (), "logits_processors": ([],),
     "continue_final_message": (False,), "add_generation_prompt": (True,),
 }  # fmt: skip
 """Fields that are not served, and without which the answer would be another one."""
 _DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
 _DETAILS = {"token_details", "draft_trees"}
+THINKING = ("enable_thinking", "thinking")
+"""Variables of chat templates that switch thoughts on and off."""
 _MAX_LOGPROBS, _MAX_STOPS = 20, 16
 """As the service has them."""
 
@@ -72,6 +75,8 @@ class ParsedRequest:
         logprobs: the answer has log-probabilities; so many alternatives.
         caller_names: fields that have several names, and the one that the caller wrote.
         ignored: paths of fields that nobody here knows.
+        variables: of the chat template, see `with_variables`: the value of each, and the caller's field.
+        echo: fields of the request that the answer repeats.
     """
 
     chat: bool
@@ -85,26 +90,64 @@ class ParsedRequest:
     samples: int = 1
     caller_names: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    variables: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_chat(body: Any) -> ParsedRequest:
     """`POST /v1/chat/completions`. Raises InvalidRequestError."""
-    fields = _object("body", body)
+    fields = object_of("body", body)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages", "must be a list with at least one message")
     prompt = [_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
     logprobs = None
-    if _given(fields, "logprobs", bool, "true or false"):
-        logprobs = _given(fields, "top_logprobs", int, "an integer") or 0
+    if given_as(fields, "logprobs", bool, "true or false"):
+        logprobs = given_as(fields, "top_logprobs", int, "an integer") or 0
     elif fields.get("top_logprobs") is not None:
         raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
+    return of_chat(fields, prompt, _ignored(fields, True), logprobs)
+
+
+def of_chat(
+    fields: Mapping[str, Any], prompt: list[ChatMessage], ignored: tuple[str, ...], logprobs: int | None = None
+) -> ParsedRequest:
+    """A request of a chat, whose fields have the names of `POST /v1/chat/completions`.
+
+    Args:
+        prompt: its messages.
+        ignored, logprobs: of the parsed request.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
     tools = read_tools(fields)
-    parsed = _parsed(fields, [prompt], chat=True, logprobs=logprobs)
+    parsed = _parsed(fields, [prompt], ignored, chat=True, logprobs=logprobs)
     if tools is not None and ("regex" in parsed.options or "lark" in parsed.options):
         problem = "regex and lark cannot be combined with tools; use a JSON schema, or set tool_choice to none"
         raise InvalidRequestError("response_format.type", problem)
-    return replace(parsed, tools=tools)
+    return replace(parsed, tools=tools, variables=_variables(fields))
+
+
+def _variables(fields: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """See `ParsedRequest.variables`. An effort of "none" is one without thoughts, which templates have a switch for."""
+    variables: dict[str, tuple[Any, str]] = {}
+    if effort := given_as(fields, "reasoning_effort", str, "a text"):
+        variables["reasoning_effort"] = effort, "reasoning_effort"
+        if effort == "none":
+            variables |= dict.fromkeys(THINKING, (False, "reasoning_effort"))
+    given = object_of("chat_template_kwargs", fields.get("chat_template_kwargs") or {})
+    return variables | {name: (value, f"chat_template_kwargs.{name}") for name, value in given.items()}
+
+
+def with_variables(parsed: ParsedRequest, known: Collection[str]) -> ParsedRequest:
+    """The request as the service takes it, for a model whose template reads these variables. What sets none of them is
+    left out."""
+    kept = {name: value for name, (value, _) in parsed.variables.items() if name in known}
+    served = {parsed.variables[name][1] for name in kept}
+    left = dict.fromkeys(path for _, path in parsed.variables.values() if path not in served)
+    options = cast(GenerateOptions, {**parsed.options, **({"template_kwargs": kept} if kept else {})})
+    return replace(parsed, options=options, ignored=(*parsed.ignored, *left))
 
 
 def with_tools(parsed: ParsedRequest, form: ToolFormat) -> ParsedRequest:
@@ -124,28 +167,28 @@ def with_tools(parsed: ParsedRequest, form: ToolFormat) -> ParsedRequest:
 
 def read_completion(body: Any) -> ParsedRequest:
     """`POST /v1/completions`. Raises InvalidRequestError."""
-    fields = _object("body", body)
-    return _parsed(
-        fields, _prompts(fields.get("prompt")), chat=False, logprobs=_given(fields, "logprobs", int, "an integer")
-    )
+    fields = object_of("body", body)
+    prompts, logprobs = _prompts(fields.get("prompt")), given_as(fields, "logprobs", int, "an integer")
+    return _parsed(fields, prompts, _ignored(fields, False), chat=False, logprobs=logprobs)
 
 
-def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> ParsedRequest:
-    ignored = _ignored(fields, chat)
+def _parsed(
+    fields: Mapping[str, Any], prompts: list[Prompt], ignored: tuple[str, ...], *, chat: bool, logprobs: int | None
+) -> ParsedRequest:
     if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
         raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MAX_LOGPROBS}]")
-    extensions = _object("draftwood", fields.get("draftwood") or {})
+    extensions = object_of("draftwood", fields.get("draftwood") or {})
     if unknown := extensions.keys() - _DRAFTWOOD - _DETAILS:
         known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))
         raise InvalidRequestError(f"draftwood.{min(unknown)}", f"is unknown; there are {known}")
     options: dict[str, Any] = {name: extensions[name] for name in extensions if name not in _DETAILS}
     options |= {name: value for name, value in fields.items() if name in _COMMON and value is not None}
     options |= _renamed(fields)
-    samples = _given(fields, "n", int, "an integer") or 1
+    samples = given_as(fields, "n", int, "an integer") or 1
     if model := fields.get("model"):
         options["model"] = model
-    stream = bool(_given(fields, "stream", bool, "true or false"))
-    stream_options = _object("stream_options", fields.get("stream_options") or {})
+    stream = bool(given_as(fields, "stream", bool, "true or false"))
+    stream_options = object_of("stream_options", fields.get("stream_options") or {})
     if stream_options and not stream:
         raise InvalidRequestError("stream_options", "needs stream to be true")
     if logprobs is not None:
@@ -185,15 +228,15 @@ def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
         options["max_tokens"] = tokens
     if fields.get("top_k") == -1:
         options["top_k"] = 0  # as vLLM has it
-    if (seed := _given(fields, "seed", int, "an integer")) is not None:
+    if (seed := given_as(fields, "seed", int, "an integer")) is not None:
         options["seed"] = seed % 2**64
     if (bias := fields.get("logit_bias")) is not None:
         try:
-            options["logit_bias"] = {int(token): value for token, value in _object("logit_bias", bias).items()}
+            options["logit_bias"] = {int(token): value for token, value in object_of("logit_bias", bias).items()}
         except ValueError:
             raise InvalidRequestError("logit_bias", "has a key that is not a token id") from None
     if (form := fields.get("response_format")) is not None:
-        options |= _format(_object("response_format", form))
+        options |= _format(object_of("response_format", form))
     return options
 
 
@@ -204,8 +247,8 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
         case "json_object":
             return {"json_schema": {"type": "object"}}
         case "json_schema":
-            described = _object("response_format.json_schema", form.get("json_schema"))
-            return {"json_schema": _object("response_format.json_schema.schema", described.get("schema"))}
+            described = object_of("response_format.json_schema", form.get("json_schema"))
+            return {"json_schema": object_of("response_format.json_schema.schema", described.get("schema"))}
         case "regex":
             return {"regex": form.get("pattern")}
         case "lark":
@@ -214,7 +257,7 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(name: str, message: Any) -> ChatMessage:
-    fields = _object(name, message)
+    fields = object_of(name, message)
     role = fields.get("role", "")
     for key in ("function_call", "audio"):
         if fields.get(key):
@@ -223,7 +266,7 @@ def _message(name: str, message: Any) -> ChatMessage:
         raise InvalidRequestError(f"{name}.role", "function is not served; use tool")
     calls = read_calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
     of_tool = [fields.get(key) or "" for key in ("tool_call_id", "name")] if role == "tool" else []
-    content = _content(f"{name}.content", fields.get("content"))
+    content = text_of(f"{name}.content", fields.get("content"), {"text": "text"})
     thoughts = (fields.get("reasoning_content") or "") if role == "assistant" else ""
     tool_call_id, tool_name = of_tool or ("", "")
     return ChatMessage(
@@ -231,7 +274,15 @@ def _message(name: str, message: Any) -> ChatMessage:
     )
 
 
-def _content(name: str, content: Any) -> str:
+def text_of(name: str, content: Any, kinds: Mapping[str, str]) -> str:
+    """The text of a message's content, a text or a list of parts.
+
+    Args:
+        kinds: types of parts, and the field of each that has its text.
+
+    Raises:
+        InvalidRequestError: it is neither, or has another part.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -240,10 +291,12 @@ def _content(name: str, content: Any) -> str:
         raise InvalidRequestError(name, "must be a text or a list of parts")
     texts = []
     for at, part in enumerate(content):
-        fields = _object(f"{name}[{at}]", part)
-        if fields.get("type") != "text" or not isinstance(fields.get("text"), str):
-            raise InvalidRequestError(f"{name}[{at}].type", "must be text: other parts are not served")
-        texts.append(fields["text"])
+        fields = object_of(f"{name}[{at}]", part)
+        text = fields.get(kinds.get(str(fields.get("type")), ""))
+        if not isinstance(text, str):
+            problem = f"must be {' or '.join(kinds)}: other parts are not served"
+            raise InvalidRequestError(f"{name}[{at}].type", problem)
+        texts.append(text)
     return "".join(texts)
 
 
@@ -262,13 +315,27 @@ def _prompts(given: Any) -> list[Prompt]:
 
 
 def _ignored(fields: Mapping[str, Any], chat: bool) -> tuple[str, ...]:
-    """Paths of the fields that are not known, each once. Raises InvalidRequestError for one that is not served."""
-    for name, neutral in _REFUSED.items():
+    known = {**_FIELDS, "": _COMMON | _KNOWN | (_OF_CHAT if chat else {"prompt"})}
+    return unknown_fields(fields, known, _REFUSED)
+
+
+def unknown_fields(
+    fields: Mapping[str, Any], known: Mapping[str, set[str]], refused: Mapping[str, tuple[object, ...]]
+) -> tuple[str, ...]:
+    """Paths of the fields that are not known, each once.
+
+    Args:
+        known: by the path of an object, or of the objects in a list, the fields that are known there.
+        refused: fields that are not served, with the values that ask for nothing.
+
+    Raises:
+        InvalidRequestError: a field is not served.
+    """
+    for name, neutral in refused.items():
         value = fields.get(name)
         if not (value is None or value in neutral):
             raise InvalidRequestError(name, "is not served")
-    known = {**_FIELDS, "": _COMMON | _KNOWN | {*_REFUSED} | (_OF_CHAT if chat else {"prompt"})}
-    return tuple(dict.fromkeys(_unknown("", fields, known)))
+    return tuple(dict.fromkeys(_unknown("", fields, {**known, "": known[""] | {*refused}})))
 
 
 def _unknown(path: str, value: Any, known: Mapping[str, set[str]]) -> Iterator[str]:
@@ -284,13 +351,20 @@ def _unknown(path: str, value: Any, known: Mapping[str, set[str]]) -> Iterator[s
                 yield from _unknown(inner, part, known)
 
 
-def _object(name: str, value: Any) -> Mapping[str, Any]:
+def object_of(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(name, "must be an object")
     return value
 
 
-def _given(fields: Mapping[str, Any], name: str, kind: type, is_: str) -> Any:
+def list_of(name: str, value: Any) -> list[Any]:
+    """An empty one of None. Raises InvalidRequestError."""
+    if not isinstance(value or [], list):
+        raise InvalidRequestError(name, "must be a list")
+    return value or []
+
+
+def given_as(fields: Mapping[str, Any], name: str, kind: type, is_: str) -> Any:
     value = fields.get(name)
     if value is not None and type(value) is not kind:
         raise InvalidRequestError(name, f"must be {is_}")

@@ -39,11 +39,18 @@ from draftwood_service.rpc.answers import (
 from draftwood_service.rpc.calls import Call, Run
 from draftwood_service.rpc.model_info import model_info
 from draftwood_service.rpc.parts import AnswerReader, bytes_of_beginnings
-from draftwood_service.rpc.prompts import TextExecutor, read_format, read_prompt, require_at_most, require_in_vocabulary
+from draftwood_service.rpc.prompts import (
+    TextExecutor,
+    read_format,
+    read_prompt,
+    read_variables,
+    require_at_most,
+    require_in_vocabulary,
+)
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import Terms, draft_choice, read_terms
 from draftwood_service.serving import Serving
-from draftwood_service.tools import ToolFormat
+from draftwood_service.tools import ReasoningFormat, ToolFormat, reasoning_format_of
 from draftwood_strategies.drafting import NO_CHOICE
 from draftwood_tenants.config import DeltaShaping, TenantConfig
 from draftwood_tenants.experiments.arms import ArmAssignment
@@ -241,7 +248,7 @@ class GenerationServicer:
         message, model, first = terms.message, self._serving.model, requests[0]
         names, is_read = self._called(message), message.HasField("chat") and not message.output.raw_text
         tools = model.tool_format if names and isinstance(model.tool_format, ToolFormat) else None
-        reasoning, opened = (model.reasoning_format if is_read else None), False
+        reasoning, opened = (self._reasoning_format(message.chat) if is_read else None), False
         # An answer in a format is not reasoning from its first token.
         if reasoning is not None and first.format is None:
             last = model.tokenizer.decode(first.prompt[-_LAST_TOKENS:], include_special_tokens=True)
@@ -252,6 +259,14 @@ class GenerationServicer:
             with_details=message.output.token_details or terms.sampling.logprobs is not None,
             token_bytes=self._token_bytes,
         )
+
+    def _reasoning_format(self, chat: pb.Chat) -> ReasoningFormat | None:
+        """How the model marks its reasoning, which variables of its template may switch on or off."""
+        model = self._serving.model
+        if not chat.template_kwargs:
+            return model.reasoning_format
+        variables = read_variables(chat, model.tokenizer.template_variables)
+        return reasoning_format_of(model.tokenizer, variables) or model.reasoning_format
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         self._require_served(request.model)

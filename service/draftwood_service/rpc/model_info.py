@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
-from draftwood_service.rpc.prompts import MAX_GRAMMAR_CHARACTERS, MAX_TOOLS
+from draftwood_service.rpc.prompts import MAX_GRAMMAR_CHARACTERS, MAX_TEMPLATE_KWARGS_CHARACTERS, MAX_TOOLS
 from draftwood_service.rpc.requests import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARACTERS,
@@ -54,12 +54,14 @@ def model_info(serving: Serving) -> pb.GetModelInfoResponse:
             format_characters=MAX_GRAMMAR_CHARACTERS,
             samples=settings.max_running,
             tools=MAX_TOOLS,
+            template_kwargs_characters=MAX_TEMPLATE_KWARGS_CHARACTERS,
         ),
         memory_max_bytes=settings.memory_budget,
         tool_format=pb.ToolFormat(**asdict(tool_format)) if isinstance(tool_format, ToolFormat) else None,
         no_tools_reason="" if isinstance(tool_format, ToolFormat) else str(tool_format),
         abilities=pb.EngineAbilities(**asdict(model.abilities)),
         reasoning_format=pb.ReasoningFormat(**asdict(reasoning)) if (reasoning := model.reasoning_format) else None,
+        template_kwargs=sorted(model.tokenizer.template_variables),
         draft_models=[pb.DraftModel(**drafter._asdict()) for drafter in model.draft_models],
     )
 

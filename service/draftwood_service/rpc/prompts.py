@@ -31,6 +31,8 @@ T = TypeVar("T")
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 """Maximum number of tools of a chat, and of calls of a message."""
+MAX_TEMPLATE_KWARGS_CHARACTERS = 1024
+"""Few, since a template may write a variable once for each message."""
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 _MAX_NAME_CHARACTERS = 256
 _SYSTEM_END = "\n\n"
@@ -66,8 +68,11 @@ async def read_prompt(
         case "text":
             prompt = Prompt("text", await _encode_text(request.text, serving, text_executor, tenant))
         case "chat":
-            messages, tools, characters = read_chat(request.chat, serving)
-            encode = partial(model.tokenizer.encode_chat, tools=tools) if tools else model.tokenizer.encode_chat
+            messages, tools, variables, characters = read_chat(request.chat, serving)
+            given: dict[str, Any] = {
+                name: value for name, value in (("tools", tools), ("variables", variables)) if value
+            }
+            encode = partial(model.tokenizer.encode_chat, **given)
             prompt = Prompt("chat.messages", await text_executor.encode(tenant, characters, encode, messages))
         case "token_ids":
             assert isinstance(request, pb.GenerateRequest)
@@ -135,7 +140,7 @@ def _check_format(kind: GrammarKind, abilities: Abilities) -> None:
 
 
 class Conversation(NamedTuple):
-    """Messages and tools as chat templates take them.
+    """Messages, tools and variables as chat templates take them.
 
     Attributes:
         characters: of all texts with JSON indented, and at least one for each message, call and tool.
@@ -143,11 +148,13 @@ class Conversation(NamedTuple):
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
     characters: int
 
 
 def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
-    """Raises InvalidValueError: a message, a call or a tool is wrong, or the model's template cannot show it."""
+    """Raises InvalidValueError: a message, a call, a tool or a variable is wrong, or the model's template cannot show
+    it."""
     count = len(chat.messages)
     if not count:
         raise InvalidInputError("chat.messages", None, "must not be empty")
@@ -171,9 +178,23 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
         messages = _with_system_in_user(messages)
     tools = [_tool(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)]
     of_calls = [made["tool_calls"] for made in messages if "tool_calls" in made]
-    characters += sum(map(indentation, [*tools, *of_calls]))
+    variables = read_variables(chat, tokenizer.template_variables)
+    characters += len(chat.template_kwargs) + sum(map(indentation, [*tools, *of_calls, variables]))
     _require_characters(characters, serving)
-    return Conversation(messages, tools or None, characters)
+    return Conversation(messages, tools or None, variables, characters)
+
+
+def read_variables(chat: pb.Chat, known: frozenset[str]) -> dict[str, Any]:
+    """`template_kwargs`. Raises InvalidInputError if they are no object, are too long, or set what is not known."""
+    if not chat.template_kwargs:
+        return {}
+    field = "chat.template_kwargs"
+    require_length(field, chat.template_kwargs, MAX_TEMPLATE_KWARGS_CHARACTERS)
+    variables = _object(field, chat.template_kwargs)
+    if unknown := sorted(variables.keys() - known):
+        there = f"there are {', '.join(sorted(known))}" if known else "there is none"
+        raise InvalidInputError(field, None, f"{unknown[0]!r} is no variable of the model's chat template; {there}")
+    return variables
 
 
 def _with_tools(chat: pb.Chat) -> Iterator[str]:

@@ -113,7 +113,7 @@ async def listening(
 
     targets = {"": target} if isinstance(target, str) else target
     servers = {model: opener(of) for model, of in targets.items()}
-    made = Gateway(servers, page=True, max_body_bytes=1 << 20, strict=strict, keyless=keyless)
+    made = Gateway(servers, max_body_bytes=1 << 20, strict=strict, keyless=keyless)
     connections = Connections(limit, byte_limit, ended.append)
     config = uvicorn.Config(
         made.app([*origins], hosts),

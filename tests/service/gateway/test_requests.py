@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from draftwood_client.cli.options import ServerOptions
 from draftwood_client.errors import ArgumentValueError, ErrorDetails, StatusError
-from draftwood_service.gateway import reading
+from draftwood_service.gateway import reading, responses
 from draftwood_service.gateway.command import _arguments, _check_service, _opener, _shares_credential
 from draftwood_service.gateway.command import gateway as run_gateway
 from draftwood_service.gateway.errors import body_of, status_of
@@ -30,7 +30,7 @@ from draftwood_service.tools import NoToolFormatError
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
 from tests.service.gateway.listening import Listening, get, listening, post
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 LONG: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2000}
 
@@ -357,6 +357,78 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 }
 
 
+NO_THOUGHTS = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "ignored"),
+    [
+        (
+            {"chat_template_kwargs": NO_THOUGHTS, "reasoning_effort": "low"},
+            {**NO_THOUGHTS, "reasoning_effort": "low"},
+            "",
+        ),
+        (
+            {"chat_template_kwargs": {"messages": [], "x": 1}},
+            {},
+            "chat_template_kwargs.messages, chat_template_kwargs.x",
+        ),
+        ({"reasoning_effort": "none"}, {**NO_THOUGHTS, "reasoning_effort": "none"}, ""),
+        ({"chat_template_kwargs": {}, "reasoning_effort": None}, {}, ""),
+    ],
+)
+async def test_variables_that_the_template_reads_reach_it(asked: Any, shown: Any, ignored: str) -> None:
+    model = FakeModel()
+    model.tokenizer.template_variables = frozenset({"enable_thinking", "reasoning_effort"})
+    async with serving(model=model) as served, listening(served.server.address) as gateway:
+        sent = await gateway.raw(post(CHAT, {"messages": MESSAGES, "max_tokens": 2, **asked}))
+        assert sent.startswith(b"HTTP/1.1 200")
+        assert dict(model.tokenizer.variables) == shown
+        assert (f"x-draftwood-ignored: {ignored}".encode() in sent) is bool(ignored)
+        long = {"chat_template_kwargs": {"enable_thinking": "x" * 2000}}
+        status, answer = await gateway.posted(CHAT, {"messages": MESSAGES, **long})
+        assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+async def test_an_effort_that_the_template_does_not_know_is_left_out() -> None:
+    async with serving() as served, listening(served.server.address) as gateway:
+        sent = await gateway.raw(post(CHAT, {"messages": MESSAGES, "max_tokens": 2, "reasoning_effort": "low"}))
+        assert sent.startswith(b"HTTP/1.1 200")
+        assert b"x-draftwood-ignored: reasoning_effort\r\n" in sent
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("embeddings", "is not served: the model writes text"),
+        ("audio/speech", "is not served: audio"),
+        ("images/generations", "is not served: images"),
+        ("responses/resp_1/cancel", "is not served: answers are not stored"),
+        ("else", "is unknown"),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_not_served_is_refused_by_name(shared_gateway: Listening, path: str, why: str) -> None:
+    status, answer = await shared_gateway.posted(f"/v1/{path}", {})
+    assert (status, answer["error"]["code"]) == (404, "unknown_url")
+    assert answer["error"]["message"].startswith(f"POST /v1/{path} {why}")
+
+
+async def test_chunks_have_their_usage_as_null_and_the_last_one_what_drafts_did() -> None:
+    asked = {"messages": MESSAGES, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    async with serving() as served, listening(served.server.address) as gateway:
+        _, answer = await gateway.posted(CHAT, asked)
+        _, without = await gateway.posted(CHAT, {**asked, "stream_options": None})
+    *chunks, last = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+    details = last["usage"]["completion_tokens_details"]
+    drafts = last["metrics"]["speculative_decoding"]
+    assert details["reasoning_tokens"] == 0
+    assert details["accepted_prediction_tokens"] == drafts["accepted_tokens"]
+    assert details["rejected_prediction_tokens"] == drafts["draft_tokens"] - drafts["accepted_tokens"]
+    assert "usage" not in without
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("ignored", UNKNOWN)
 async def test_fields_that_nobody_knows_are_left_out_and_named(
@@ -399,16 +471,23 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=9,
 )
-FIELDS = st.sampled_from(sorted(reading._COMMON | reading._KNOWN | reading._OF_CHAT | {*reading._REFUSED}))
+ALL_FIELDS = reading._COMMON | reading._KNOWN | reading._OF_CHAT | {*reading._REFUSED} | responses._FIELDS[""]
+FIELDS = st.sampled_from(sorted(ALL_FIELDS | {*responses._REFUSED, *responses._STORED}))
 
 
-@pytest.mark.parametrize("given_first", [{"prompt": "x"}, {"messages": MESSAGES}, {"prompt": "x", "stream": True}])
+PATHS = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
+
+
+@pytest.mark.parametrize(
+    "given_first",
+    [{"prompt": "x"}, {"messages": MESSAGES}, {"prompt": "x", "stream": True}, {"input": "x"}, {"input": MESSAGES}],
+)
 @given(fields=st.dictionaries(FIELDS | ANY_TEXT, ANYTHING, max_size=4))
 @pytest.mark.asyncio(loop_scope="module")
 async def test_no_body_ends_in_an_internal_error(
     shared_gateway: Listening, given_first: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    path = CHAT if "messages" in given_first else COMPLETIONS
+    path = PATHS[min(given_first)]
     status, answer = await shared_gateway.posted(path, {"max_tokens": 2, **given_first, **fields})
     assert status < 500
     assert "server_error" not in str(answer)
@@ -587,7 +666,7 @@ async def test_a_gateway_that_other_machines_reach_shows_them_no_server_of_this_
 async def test_a_page_whose_name_means_this_machine_reads_nothing(host: str, status: int) -> None:
     """DNS rebinding: the browser sends the name that it knows."""
     async with serving() as served, listening(served.server.address, hosts=["A.example"]) as gateway:
-        for path in ("/", "/v1/models", "/health", "/metrics"):
+        for path in ("/v1/models", "/health", "/metrics"):
             found, answer = await gateway.answered(get(path).replace(b"host: x", f"host: {host}".encode()))
             assert found == status
             if status == 421:
@@ -599,7 +678,7 @@ async def test_a_page_whose_name_means_this_machine_reads_nothing(host: str, sta
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
-        ("http://localhost:8080", 200),  # the gateway's page
+        ("http://localhost:8080", 200),  # its own
         ("https://app.example", 200),
         ("https://evil.example", 403),
         ("http://localhost:9090", 403),

@@ -19,7 +19,6 @@ from draftwood_client import Client
 from draftwood_service.auth.auth_file import new_key
 from draftwood_service.gateway.command import gateway as run_gateway
 from tests.service.fakes import FakeEngine, FakeModel, Served, serving
-from tests.service.gateway.browser import CHROMIUM, Browser
 from tests.service.gateway.listening import Listening, get, listening, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -198,9 +197,3 @@ def test_two_models_answer_as_they_do_without_the_gateway(tmp_path: Path) -> Non
                 with Client(target) as client:
                     assert texts[model] == client.complete("Where is my parcel?", max_tokens=16, temperature=0).text
             assert texts["demo"] != texts["tiny"]
-            if CHROMIUM is not None:
-                with Browser() as page:
-                    page.open(f"http://{gateway.target}/")
-                    page.wait_for("at('model').textContent.startsWith('demo ') && !at('choice').hidden")
-                    page.run("at('served').value = 'tiny'; at('served').dispatchEvent(new Event('change'))")
-                    page.wait_for("at('model').textContent.startsWith('tiny ')")

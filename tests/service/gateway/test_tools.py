@@ -283,7 +283,7 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
         OF_SERVICE,
     )
     async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
-        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, page=False, max_body_bytes=10_000)
+        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, max_body_bytes=10_000)
         transport = httpx2.ASGITransport(gateway.app([]))
         async with AsyncOpenAI(
             base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
@@ -325,7 +325,7 @@ async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream
     tokenizer.tool_format = OF_SERVICE
     engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
     async with serving(engine, FakeModel(tokenizer=tokenizer, grammars=ByteGrammars())) as served:
-        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, page=False, max_body_bytes=10_000)
+        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, max_body_bytes=10_000)
         transport = httpx2.ASGITransport(gateway.app([]))
         async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             asked = {**OPTIONS, "model": "", "tool_choice": "required", "stream": stream}
@@ -378,7 +378,7 @@ async def test_reasoning_is_a_field_of_its_own() -> None:
     tokenizer.reasoning_format = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
     engine.script = "<think>\nHm.\n</think>\n\nYes."
     async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
-        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, page=False, max_body_bytes=10_000)
+        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, max_body_bytes=10_000)
         transport = httpx2.ASGITransport(gateway.app([]))
         async with AsyncOpenAI(
             base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)

@@ -229,6 +229,11 @@ def nested(levels: int, innermost: str = "") -> str:
     return '{"a":' * (levels - 1) + f"[{innermost}]" + "}" * (levels - 1)
 
 
+def with_variables(text: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(chat=pb.Chat(messages=[HI], template_kwargs=text), stop=pb.StopOptions(max_tokens=4))
+
+
+VARIABLES = "chat.template_kwargs"
 PARAMETERS, CALL = "chat.tools[0].parameters", "chat.messages[0].tool_calls[0]"
 LONG_LIST = nested(32, "1," * 2000 + "1")
 WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
@@ -242,6 +247,14 @@ WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "long when it is indented": (with_tool(parameters=LONG_LIST), "chat.messages", "as indented JSON; it has 28"),
     "many": (pb.GenerateRequest(chat=MANY), "chat.tools", "129 tools; at most"),
     "long": (with_tool(description="x" * 200_000), "chat.messages", "with tools as indented JSON; it has 200"),
+    "variables that are no JSON": (with_variables("{"), VARIABLES, "is not JSON"),
+    "variables that are no object": (with_variables("[]"), VARIABLES, "must be a JSON object, not list"),
+    "many variables": (with_variables('{"x": "' + "y" * 1024 + '"}'), VARIABLES, "1 to 1024 characters; it has 1033"),
+    "another variable": (
+        with_variables('{"messages": []}'),
+        VARIABLES,
+        "'messages' is no variable of the model's chat template; there are enable_thinking",
+    ),
     "wrong arguments": (with_call(name="f", arguments="7"), f"{CALL}.arguments", "JSON object, not int"),
     "call without name": (with_call(arguments="{}"), f"{CALL}.name", "1 to 256"),
 }
@@ -252,6 +265,7 @@ async def with_tools() -> AsyncIterator[Served]:
     """A server with a model that takes tools."""
     tokenizer = ByteTokenizer()
     tokenizer.tool_format = MARKED
+    tokenizer.template_variables = frozenset({"enable_thinking"})
     async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
         yield served
 
@@ -279,6 +293,15 @@ async def test_tools_reach_the_template(with_tools: Served) -> None:
     info = await with_tools.stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.tool_format.begin, info.tool_format.HasField("between")) == ("<call>", False)
     assert (info.no_tools_reason, info.limits.tools) == ("", 128)
+
+
+@together
+async def test_variables_reach_the_template(with_tools: Served) -> None:
+    good = with_variables('{"enable_thinking": false}')
+    assert (await answer(with_tools.stub.GenerateStream(good))).finished.usage.completion_tokens > 0
+    assert with_tools.model.tokenizer.variables == {"enable_thinking": False}
+    info = await with_tools.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert ([*info.template_kwargs], info.limits.template_kwargs_characters) == (["enable_thinking"], 1024)
 
 
 async def test_a_result_has_the_name_of_its_call() -> None:

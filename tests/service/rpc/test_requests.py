@@ -45,9 +45,9 @@ class WatchedTokenizer(ByteTokenizer):
         self.read.append(len(text))
         return super().encode(text)
 
-    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
+    def encode_chat(self, messages: list[dict[str, Any]], *rest: Any, **options: Any) -> Int32Array:
         self.read.append(len(messages))
-        return super().encode_chat(messages, tools)
+        return super().encode_chat(messages, *rest, **options)
 
 
 def chat(*messages: tuple[str, str]) -> pb.Chat:

@@ -87,6 +87,34 @@ def test_reasoning(template: str, opened: bool) -> None:
     assert reasoning_format_of(with_template(template)) == ReasoningFormat("<think>", "</think>", opened)
 
 
+SWITCHED = templates.HERMES.rstrip() + (
+    "{%- if thinking is not defined %}{%- set thinking = false %}{%- endif %}"
+    "{%- if add_generation_prompt and thinking %}{{- '<think>\\n' }}{%- endif %}"
+    "{%- if false %}{% generation %}{{ strftime_now('%d') ~ bos_token ~ documents ~ reasoning_effort }}"
+    "{% endgeneration %}{%- endif %}"
+)
+
+
+def test_variables_of_a_template_are_those_that_nobody_else_sets() -> None:
+    tokenizer = with_template(SWITCHED)
+    assert tokenizer.template_variables == {"thinking", "reasoning_effort"}
+    assert with_template(templates.THINKING_ALWAYS).template_variables == frozenset()
+    assert with_template("{% if %}").template_variables == frozenset()
+    question = [{"role": "user", "content": "Where is it?"}]
+    shown = tokenizer.decode(tokenizer.encode_chat(question, variables={"thinking": True}), include_special_tokens=True)
+    assert shown == tokenizer.decode(tokenizer.encode_chat(question), include_special_tokens=True) + "<think>\n"
+
+
+def test_a_variable_may_switch_reasoning_on() -> None:
+    template = SWITCHED.replace("'<think>\\n'", "'<think>'").replace(
+        "message.content", "message.content.split('</think>')[-1]"
+    )
+    assert reasoning_format_of(with_template(template)) is None
+    assert reasoning_format_of(with_template(template), {"thinking": True}) == ReasoningFormat(
+        "<think>", "</think>", True
+    )
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -18,6 +18,7 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry import names, opened_telemetry
 from tests.service.fakes import answer, serving, until
+from tests.service.gateway.listening import listening, post
 from tests.service.rpc.test_endings import ask
 from tests.service.telemetry.collector import Collector, attributes, running_collector
 
@@ -65,6 +66,20 @@ async def test_the_client_sends_the_present_trace(collector: Collector) -> None:
                 await client.generate("hello", max_tokens=4)
     call = collector.span("draftwood.v1.GenerationService/GenerateStream")
     assert int(call.parent_span_id.hex(), 16) == span.get_span_context().span_id
+
+
+async def test_the_trace_of_a_gateways_caller_goes_on_in_the_service(collector: Collector) -> None:
+    trace = f"traceparent: 00-{TRACE}-{PARENT}-01\r\ntracestate: a=b\r\n"
+    async with (
+        serving(otlp_endpoint=collector.endpoint, trace_share=0.0) as served,
+        listening(served.server.address) as gateway,
+    ):
+        sent = post("/v1/completions", {"prompt": "hello", "max_tokens": 4, "model": "fake"})
+        for headers in (trace, "traceparent: none\r\n"):
+            with_trace = sent.replace(b"host: x\r\n", f"host: x\r\n{headers}".encode())
+            assert (await gateway.answered(with_trace))[0] == 200
+    [call] = [span for span in collector.spans if span.name == "draftwood.v1.GenerationService/GenerateStream"]
+    assert (call.trace_id.hex(), call.parent_span_id.hex(), call.trace_state) == (TRACE, PARENT, "a=b")
 
 
 async def test_errors_and_cancellations_are_marked(collector: Collector) -> None:
