@@ -277,7 +277,7 @@ def _experiment(target: str, questions: list[str], seconds: float) -> dict[str, 
         "arms": {arm.arm: {"units": arm.units, **arm.metrics} for arm in report.arms},
         "audited": audited,
         "differing": differing,
-        "conclusions": [*report.conclusions],
+        "conclusions": [conclusion.text for conclusion in report.conclusions],
     }
 
 

@@ -98,8 +98,10 @@ def written_by(module: Any, prompt: tuple[int, ...], params: SamplingParams, sto
         processors.insert(0, RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.logit_bias:
         processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias]))
+    own = module.generation_config.eos_token_id
+    ends = sorted(stop.token_ids | ({own} if isinstance(own, int) else {*(own or ())}))
     if stop.token_ids:
-        processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), stop.min_tokens, sorted(stop.token_ids)))
+        processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), stop.min_tokens, ends))
     if params.temperature:
         processors.append(TemperatureLogitsWarper(params.temperature))
         if params.top_k:
@@ -111,7 +113,7 @@ def written_by(module: Any, prompt: tuple[int, ...], params: SamplingParams, sto
         processors.append(Noise(params.seed))
     options: dict[str, Any] = {"logits_processor": LogitsProcessorList(processors)}
     if stop.token_ids:
-        options["eos_token_id"] = sorted(stop.token_ids)
+        options["eos_token_id"] = ends
     return generate(module, prompt, stop.max_tokens, **options)
 
 
