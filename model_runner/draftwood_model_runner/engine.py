@@ -277,7 +277,7 @@ class Engine:
         scheduled = drafts.scheduled
         if batch is None:
             return None
-        batch = replace(batch, reads_features=self._policy.reads_features([work.sequence for work in scheduled]))
+        batch = self._without_unread_features(batch, [work.sequence for work in scheduled])
         try:
             on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.samplers(scheduled))
         except DeviceLostError:
@@ -287,6 +287,12 @@ class Engine:
             return None
         generations = [work.sequence.slot_generation for work in scheduled]
         return BegunStep(batch, scheduled, generations, on_device, started, time.perf_counter() - started)
+
+    def _without_unread_features(self, batch: StepBatch, sequences: list[Sequence]) -> StepBatch:
+        """The batch of a step of these; features are asked for only if a model beside the target reads them."""
+        if not self.model_drafts or self._policy.reads_features(sequences):
+            return batch
+        return replace(batch, reads_features=False)
 
     def _may_go_on(self, step: BegunStep) -> bool:
         """Whether the next step may begin while this one is in flight: it has all running sequences, which decode, no
@@ -327,7 +333,7 @@ class Engine:
         try:
             drafts = self._policy.follow(sequences, [rows[sequence] for sequence in sequences])
             batch = lay_out_following(sequences, drafts.sizes, self._pool)
-            batch = replace(batch, reads_features=self._policy.reads_features(sequences))
+            batch = self._without_unread_features(batch, sequences)
             samplers = self._live.samplers(scheduled)
             on_device = self._following.follow(earlier.on_device, drafts.following, batch, samplers)
         except DeviceLostError:
