@@ -41,6 +41,7 @@ class Terminal:
         os.close(self._fd)
 
     def type(self, text: str) -> None:
+        """Types once a prompt is shown: what comes earlier, readline may not see, as with Python's own prompt."""
         os.write(self._fd, text.encode())
 
     def interrupt(self) -> None:

@@ -251,6 +251,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         terminal.interrupt_until("> ")
         terminal.type("/nonsense\n")
         terminal.wait_for("/nonsense is not a command")
+        terminal.wait_for("> ")
         terminal.type("second\n")
         terminal.wait_for("fine\r\n")
         terminal.wait_for("> ")
@@ -268,6 +269,7 @@ def test_a_terminal_shows_reasoning_before_the_answer(server: FakeServer) -> Non
         assert re.search(r"Hm\.\S*\r\n\r\nYes\.\r\n", shown)
         terminal.type("second\n")
         terminal.wait_for("two\r\n")
+        terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.end() == 0
     thought = server.requests[1].chat.messages[1]
