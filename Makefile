@@ -91,8 +91,8 @@ build/vllm/%/.unpacked: tools/vllm_files.py $(STAMP)
 test-vllm: $(STAMP) .venv-peers/vllm/.draftwood build/vllm/0.26.0/.unpacked build/vllm/0.33.0/.unpacked  ## The plug-in and the service with the real vLLM, in its build for CPUs; some 20 minutes, downloads 900 MB
 	$(PYTEST) -n 2 --dist loadfile -m vllm
 
-serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
-	$(BIN)/draftwood serve
+serve: $(STAMP)  ## Serve MODEL, or the bundled model, on 127.0.0.1:50051
+	$(BIN)/draftwood serve $(if $(MODEL),--model $(MODEL))
 
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
