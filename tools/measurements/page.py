@@ -19,8 +19,8 @@ the figures are made, and what they mean.
 """
 _SUMMARY = """## In short
 
-Speed of one stream with `hybrid`, relative to the fastest peer of the run that had no memory, and in brackets the tokens
-a step.
+Speed of one stream with `hybrid`, relative to the fastest peer of the run that had no memory, and in brackets the
+tokens a step.
 
 | model, prompts | fastest peer | drafting off | cold | warm | asked again |
 |---|---|---|---|---|---|"""
