@@ -27,6 +27,18 @@ def test_the_table_has_every_reason_with_its_statuses() -> None:
     }
 
 
+def test_the_map_of_promises_names_tests_that_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("| ") and "`tests/" in row and "make " not in row]
+    assert len(rows) > 10
+    for row in rows:
+        folder = ROOT
+        for name in re.findall(r"`([\w./]+)`", row.rsplit("|", 2)[1]):
+            path = ROOT / name if name.startswith("tests/") else folder / name
+            assert path.exists(), name
+            folder = path.parent
+
+
 GIGABYTE = 1e9
 GPUS = (23.7, 47.7, 84.0, 150.0)
 """GB of an L4, an L40S, an H100 and an H200 that a process may use."""

@@ -43,6 +43,8 @@ class Measurement:
 
 _PEER = "--peer openvino-genai"
 _REAL_MODEL = "--model smollm2-135m --dtype bfloat16"
+_SOURCES = "--strategy trie --strategy head --strategy hybrid"
+"""A memory, the head that comes with Draftwood for this model, and both."""
 _CODE_MODEL = "--model $code_model --dtype bfloat16"
 """A GGUF file of Qwen2.5-Coder-0.5B-Instruct."""
 _NGRAMS = "--peer-drafts none --peer-drafts ngram-simple"
@@ -56,7 +58,7 @@ _WEIGHTS = {
 computes what its file has."""
 _CHAT = "--limit 5 --warm 64 --max-tokens 128 --rounds 2"
 """MT-Bench has 80 first questions."""
-_MATH = "--limit 5 --warm 200 --max-tokens 128 --rounds 1"
+_MATH = "--limit 5 --warm 100 --max-tokens 128 --rounds 1"
 _LONG = "--limit 4 --warm 24 --max-tokens 128 --rounds 1"
 """For prompts of hundreds of tokens, or a model of half a billion parameters."""
 
@@ -67,12 +69,14 @@ def _real(name: str, heading: str, arguments: str) -> Measurement:
 
 
 def _real_models() -> tuple[Measurement, ...]:
-    """Prompts are from files of public benchmarks. Those of Spec-Bench have one of its categories each."""
+    """Prompts are from files of public benchmarks and from `prompts.py`. Those of Spec-Bench have one of its categories
+    each."""
     streams = "--concurrency 1,8,32 --duration 30 --warm 24 --max-tokens 128 --prompts $prompts/mtbench.jsonl"
     commands = []
     for name, (words, options) in _WEIGHTS.items():
         hybrid = "--strategy hybrid --sampled"
-        chat = f"speed {_REAL_MODEL} {options} {hybrid} {_CHAT} --prompts $prompts/mtbench.jsonl"
+        chat_by = _SOURCES if name == "bfloat16" else hybrid
+        chat = f"speed {_REAL_MODEL} {options} {chat_by} {_CHAT} --prompts $prompts/mtbench.jsonl"
         code = f"speed {_CODE_MODEL} {options} {hybrid} {_LONG} --prompts $prompts/humaneval.jsonl"
         many = f"load {_REAL_MODEL} {options} {streams}"
         commands += [
@@ -82,10 +86,13 @@ def _real_models() -> tuple[Measurement, ...]:
         ]
     for name, file, which, how in (
         ("math", "gsm8k-test", "GSM8K", _MATH),
+        ("code", "humaneval", "HumanEval", _LONG),
+        ("edits", "edits", "edits of HumanEval's functions", _LONG),
+        ("agents", "agents", "JSON of an agent's tools", _LONG),
         ("summaries", "specbench-summarization", "summaries of Spec-Bench", _LONG),
         ("retrieval", "specbench-rag", "questions with retrieved text of Spec-Bench", _LONG),
     ):
-        arguments = f"speed {_REAL_MODEL} {_PEER} --strategy hybrid {how} --prompts $prompts/{file}.jsonl"
+        arguments = f"speed {_REAL_MODEL} {_PEER} {_SOURCES} {how} --prompts $prompts/{file}.jsonl"
         commands.append(_real(f"smollm2-{name}", f"SmolLM2 135M, {which}, one stream, bfloat16", arguments))
     return tuple(commands)
 
