@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
@@ -167,7 +168,7 @@ async def read_json(request: Request, limit: int) -> Any:
     if _values(body) > MAX_VALUES:
         raise InvalidRequestError("body", f"has more than {MAX_VALUES} texts, lists and objects")
     try:
-        value = json.loads(body.decode("utf-8-sig"))
+        value = json.loads(body.decode("utf-8-sig"), parse_float=_finite, parse_constant=_finite)
     except UnicodeDecodeError as error:
         raise InvalidRequestError("body", f"is not UTF-8: byte {error.start} is {error.object[error.start]}") from None
     except ValueError as error:
@@ -176,6 +177,14 @@ async def read_json(request: Request, limit: int) -> Any:
         raise InvalidRequestError("body", "is nested too deeply") from None
     if _SURROGATE.search(body):
         _require_text(value)
+    return value
+
+
+def _finite(number: str) -> float:
+    """The number, which an answer may repeat. Raises ValueError: it is NaN, or infinite, also by its size."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:40]} is no finite number")
     return value
 
 

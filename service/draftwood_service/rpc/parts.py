@@ -12,6 +12,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterable
+from itertools import groupby
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_service.tools import MAX_NESTING, ReasoningFormat, ToolFormat, is_marked
@@ -108,17 +109,16 @@ class AnswerReader:
 
 def joined(parts: Iterable[pb.Part]) -> list[pb.Part]:
     """The parts, pieces of the same one that follow each other as one."""
-    whole: list[pb.Part] = []
-    for part in parts:
-        kind = part.WhichOneof("part")
-        last = whole[-1] if whole and whole[-1].WhichOneof("part") == kind else None
-        if last is None or (kind == "tool_call" and last.tool_call.index != part.tool_call.index):
-            whole.append(pb.Part())
-            whole[-1].CopyFrom(part)
-        elif kind == "tool_call":
-            last.tool_call.arguments += part.tool_call.arguments
+    whole = []
+    for (kind, _), pieces in groupby(parts, lambda part: (part.WhichOneof("part"), part.tool_call.index)):
+        first, *others = pieces
+        one = pb.Part()
+        one.CopyFrom(first)
+        if kind == "tool_call":
+            one.tool_call.arguments += "".join(piece.tool_call.arguments for piece in others)
         elif kind is not None:
-            setattr(last, kind, getattr(last, kind) + getattr(part, kind))
+            setattr(one, kind, "".join(getattr(piece, kind) for piece in (first, *others)))
+        whole.append(one)
     return whole
 
 

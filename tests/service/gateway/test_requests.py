@@ -219,6 +219,8 @@ def filled(piece: str, begin: str = '{"prompt":[', end: str = "]}", size: int = 
         (b"[" * 90_000, "nested too deeply"),
         (b'{"prompt": "\xed\xa0\x80"}', "is not UTF-8: byte 12"),  # half of a surrogate pair, which `json` would take
         ('{"prompt": "x"}'.encode("utf-16"), "is not UTF-8: byte 0"),
+        (b'{"prompt": "x", "metadata": NaN}', "is not JSON: NaN is no finite number"),
+        (b'{"prompt": "x", "metadata": [1e999]}', "is not JSON: 1e999 is no finite number"),
         (filled("7"), "tokens"),
         ((b'{"prompt":"' + b'[{\\",' * 150_000 + b'"}'), "characters"),  # brackets of a text count for nothing
     ],
@@ -488,7 +490,8 @@ async def test_no_body_ends_in_an_internal_error(
     shared_gateway: Listening, given_first: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     path = PATHS[min(given_first)]
-    status, answer = await shared_gateway.posted(path, {"max_tokens": 2, **given_first, **fields})
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    status, answer = await shared_gateway.posted(path, {limit: 2, **given_first, **fields})
     assert status < 500
     assert "server_error" not in str(answer)
 
