@@ -34,7 +34,7 @@ WATCHES = re.compile(r"draftwood (top --json\b|experiment report .* --watch)")
 _REDIS = re.compile(r"redis://[\w.]+:6379")
 _HUB_ID = re.compile(r"--model ([\w-]+/[\w.-]+)(?= |$)")
 _BINARIES = Path(sys.executable).parent
-_LINKED = ("benchmarks", "examples", "Makefile")
+_LINKED = (".venv", "benchmarks", "examples", "Makefile")
 _QUESTIONS = "".join(f'{{"text": "Where is parcel {i}? It should be here by now."}}\n' for i in range(8))
 _TRACE = '{"prompt_ids": [1, 2], "output_ids": [5, 6, 7, 8, 5, 6, 7, 8]}\n' * 3
 
