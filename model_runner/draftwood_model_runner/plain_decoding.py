@@ -359,11 +359,12 @@ class DrafterTrial(PlainDecoding):
             self.close()
 
     def _read(self, sequence: Sequence) -> None:
-        """Lets the models read an answer. What they hold probable after its last token is not known to be right."""
+        """Lets the models read an answer, as they do where they are asked. What they hold probable after its last token
+        is not known to be right."""
         self._answers.remove(sequence)
-        none = np.zeros(1, np.int32)
+        one = np.ones(1, np.int32)
         for name, drafter in self._drafters.items():
-            drafter.draft([sequence], none, none, none.astype(np.float32))
+            drafter.draft([sequence], one, one, np.zeros(1, np.float32))
             self._agreed[name] += drafter.agreed(sequence)[1]
             drafter.close(sequence)
 
