@@ -119,7 +119,7 @@ def test_the_packages_of_extras_are_not_there(server: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["gateway"], "error: `draftwood gateway` needs pip install 'draftwood[gateway]'"),
+        (["gateway", "--port", "0"], "error: `draftwood gateway` needs pip install 'draftwood[gateway]'"),
         (["models", "s3://bucket/m", "--to", "m"], "error: a model in S3 needs pip install 'draftwood[s3]'"),
         (["demo"], "error: `draftwood demo` needs pip install 'draftwood[benchmarks]'"),
         (["bench", "speed"], "error: `draftwood bench` needs pip install 'draftwood[benchmarks]'"),
