@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CHANGELOG = REPOSITORY / "CHANGELOG.md"
 VERSION = r"(\d+\.\d+\.\d+)"
 _PROJECT = (rf'^version = "{VERSION}"$', rf'"draftwood[\w-]*(?:\[[\w,-]+\])?=={VERSION}"')
 _IMAGE = (rf"\bdraftwood:{VERSION}",)
@@ -62,7 +61,7 @@ def set_version(version: str) -> None:
 
 def notes() -> tuple[str, str]:
     """The heading of the changelog's top entry, such as "0.2.0 (2026-11-29)" or "Unreleased", and the entry's text."""
-    _, entry, *_ = re.split(r"^## ", CHANGELOG.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    _, entry, *_ = re.split(r"^## ", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     heading, _, text = entry.partition("\n")
     return heading, text.strip()
 
@@ -77,11 +76,12 @@ def wrong_for(version: str) -> list[str]:
 
 
 def _files(pattern: str) -> list[Path]:
-    return sorted(REPOSITORY.glob(pattern))
+    """At least one, which is not there if none is."""
+    return sorted(REPOSITORY.glob(pattern)) or [REPOSITORY / pattern]
 
 
 def _written() -> Iterator[tuple[Path, str, list[re.Match[str]]]]:
-    """Each file with its text, and where the version is, in order. Raises ValueError if a place is gone."""
+    """Each file with its text, and where the version is, in order. Raises ValueError for a file that has none."""
     for pattern, expressions in PLACES.items():
         for path in _files(pattern):
             text = path.read_text(encoding="utf-8")
@@ -95,8 +95,8 @@ def main() -> int:
     match sys.argv[1:]:
         case ["--folders"]:
             print(*(folder.relative_to(REPOSITORY) for folder in folders()), sep="\n")
-        case ["--notes"]:
-            print(notes()[1])
+        case ["--notes", url]:
+            print(re.sub(r"\]\((?!https?:)", f"]({url.rstrip('/')}/", notes()[1]))
         case ["--set", version] if re.fullmatch(VERSION, version):
             set_version(version)
         case [version] if re.fullmatch(VERSION, version):
