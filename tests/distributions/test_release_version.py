@@ -135,13 +135,19 @@ def test_a_tag_of_another_version_is_refused() -> None:
     assert any(line.startswith("helm/draftwood/Chart.yaml:") for line in lines)
 
 
-def test_a_release_has_wheels_and_archives_of_all_the_chart_and_the_notes(tmp_path: Path) -> None:
+def test_a_release_has_wheels_archives_chart_and_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one distribution here; test_wheels.py builds all."""
+    monkeypatch.setattr(release_check, "folders", lambda: [ROOT / "tenants"])
     release_check.make(tmp_path)
-    parts = [f"{project['name'].replace('-', '_')}-{VERSION}" for project in projects().values()]
-    expected = {f"{part}{end}" for part in parts for end in (".tar.gz", "-py3-none-any.whl")}
-    assert {path.name for path in tmp_path.iterdir()} == {*expected, f"draftwood-{VERSION}.tgz", "notes.md"}
-    chart = Chart.load_archive(tmp_path / f"draftwood-{VERSION}.tgz")
-    assert (chart.version, chart.metadata["appVersion"]) == (VERSION, VERSION)
+    part, chart = f"draftwood_tenants-{VERSION}", f"draftwood-{VERSION}.tgz"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{part}.tar.gz",
+        f"{part}-py3-none-any.whl",
+        chart,
+        "notes.md",
+    }
+    packaged = Chart.load_archive((tmp_path / chart).read_bytes())
+    assert (packaged.version, packaged.metadata["appVersion"]) == (VERSION, VERSION)
     assert (tmp_path / "notes.md").read_text().strip() == notes()[1]
 
 
