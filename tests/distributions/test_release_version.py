@@ -23,7 +23,7 @@ RELEASED = notes()[0] != "Unreleased"
 """Whether this is a release; while the next one is made, the changelog's top entry is "Unreleased"."""
 NAMED = re.compile(r"draftwood[\w-]*(?:\[[\w,-]+\])?(?:==|:)v?(\d+\.\d+\.\d+)")
 """A distribution, an image or a chart in a version."""
-TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": 30}
 ELSEWHERE = ("CHANGELOG.md", "docs/decisions", "docs/measurements", "tests")
 """What tells of other versions."""
 
@@ -128,7 +128,7 @@ def test_a_place_without_a_version_is_an_error(copy: Path) -> None:
 def test_a_tag_of_another_version_is_refused() -> None:
     """As the release's workflow calls it."""
     command = [sys.executable, "tools/distributions/release_version.py", "9.9.9"]
-    done = subprocess.run(command, cwd=ROOT, timeout=30, **TEXT)
+    done = subprocess.run(command, cwd=ROOT, **TEXT)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert len(lines) == len(versions()) + 1

@@ -2,7 +2,7 @@
 
 release_version.py 0.2.0        fails, with what is wrong, if a place or the changelog's top entry has another version
 release_version.py --set 0.2.0  writes the version into every place but the changelog
-release_version.py --notes      prints the changelog's top entry
+release_version.py --notes URL  prints the changelog's top entry, with its links to pages below the URL
 release_version.py --folders    prints the folders of the distributions
 """
 
@@ -32,7 +32,7 @@ PLACES = {
     "examples/vllm/values.yaml": _REQUIRED,
     "README.md": _IMAGE,
     "docs/image.md": (*_IMAGE, rf"^\| `VERSION`, `REVISION` \| `{VERSION}`"),
-    "docs/releasing.md": (*_IMAGE, rf"\bv{VERSION}\b", rf"--(?:version|set) {VERSION}\b"),
+    "docs/releasing.md": (*_IMAGE, rf"\bv{VERSION}\b", rf"--version {VERSION}\b"),
     "docs/telemetry.md": (rf"^draftwood {VERSION} ",),
 }
 """Files by pattern, with expressions whose group is the version. The chart's golden files follow with `make golden`."""
