@@ -60,7 +60,7 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 # hadolint ignore=DL3006
 FROM run-${VARIANT}
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="draftwood" \
     org.opencontainers.image.description="Lossless speculative decoding as a gRPC service" \

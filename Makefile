@@ -18,7 +18,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF
 # Bytecode is kept, whatever the environment says: to compile all tests takes each process ten seconds.
 PYTEST := $(TEST_ENV) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test measurements callers
+.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test measurements callers release-version release-check
 
 
 help:  ## List the targets
@@ -204,6 +204,13 @@ lock: $(STAMP)  ## Rewrite pylock.toml after a change of dependencies; UPGRADE=1
 
 hosts: $(STAMP)  ## What pip would change to install the core beside vLLM and SGLang
 	$(BIN)/python -m tools.distributions.host_versions
+
+release-version:  ## Write VERSION into every place that has the version, and the files that follow from it
+	$(PYTHON) tools/distributions/release_version.py --set $(VERSION)
+	$(MAKE) golden
+
+release-check: $(STAMP)  ## Make what a tag releases, without the images, into build/release; fails if a part has another version
+	$(BIN)/python -m tools.distributions.release_check
 
 wheels: $(STAMP)  ## Build all wheels into dist/
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist $(addprefix ./,$(DISTRIBUTIONS))

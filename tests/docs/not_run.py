@@ -25,7 +25,7 @@ NOT_RUN = {
     r"(\S*/)?pip (install|wheel) .*": INSTALLS,
     r"python3 -m venv .*": INSTALLS,
     r"docker (build|push|run|compose) .*": DOCKER,
-    r"(helm test|kind load) .*": CLUSTER,
+    r"(helm (get|history|rollback|test|upgrade)|kind load) .*": CLUSTER,
     r"kubectl .*": CLUSTER,
     r"npm install .*": NPM,
     r"draftwood experiment conclude first-trie": TRAFFIC,

@@ -6,7 +6,7 @@ import { createSecureContext } from "node:tls";
 import { ArgumentError } from "./errors.js";
 
 /** The client's version, as in package.json. */
-export const VERSION = "0.1.0";
+export const VERSION = "0.2.0";
 const DEFAULT_TARGET = "127.0.0.1:50051";
 /** Of a request that nobody set another deadline for; a server's own default is as long. */
 const DEFAULT_TIMEOUT_MS = 600_000;

@@ -48,8 +48,6 @@ args:
   - --target={{ if $sidecar }}127.0.0.1:50051{{ else }}dns:///{{ include "draftwood.fullname" . }}-headless.{{ .Release.Namespace }}:50051{{ end }}
   {{- end }}
   - --drain-grace={{ include "draftwood.grace" . }}
-  {{- if not $gateway.page }}
-  {{- end }}
   {{- range $gateway.corsOrigins }}
   - --cors-origin={{ . }}
   {{- end }}
