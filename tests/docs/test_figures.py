@@ -11,8 +11,8 @@ import pytest
 from tests.docs.pages import ROOT, pages
 
 SUMMARIES = {"README.md": "What you gain"}
-"""Pages, and the section of each with a table whose figures are links. `docs/measurements.md` is written from the JSON files
-(`test_site.py`)."""
+"""Pages, and the section of each with a table whose figures are links. `docs/measurements.md` is written from the JSON
+files (`test_site.py`)."""
 _LINK = re.compile(r"\[([^\]]*\d[^\]]*)\]\(([^)#]+)#([^)]+)\)")
 
 
