@@ -39,7 +39,10 @@ def rows(python: Path, modules: Path) -> list[dict[str, Any]]:
         model = Path(folder) / _MODEL
         shutil.copytree(BUNDLED_MODEL, model)
         (model / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-        with running_server("--threads", "1", "--model", str(model)) as target, running_gateway(target) as gateway:
+        with (
+            running_server("--threads", "1", "--stream-interval", "0", "--model", str(model)) as target,
+            running_gateway(target) as gateway,
+        ):
             url = f"http://{gateway.target}"
             of_python = _run("python", [str(python), str(_FOLDER / "clients.py"), url, _MODEL], {})
             node = shutil.which("node") or "node"
