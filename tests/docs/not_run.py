@@ -13,7 +13,6 @@ CORPUS = "needs a corpus that is not in the repository"
 VLLM = "needs vLLM; `make test-vllm` runs it"
 SGLANG = "needs SGLang and a GPU; `make test-sglang` runs what does not need the GPU"
 SMG = "needs smg; tests/system/test_smg.py starts it"
-TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
 CHECKPOINT = "needs a checkpoint in that folder; tests/model_runner/loading loads such folders"
 HOURS = "takes hours"
@@ -37,7 +36,6 @@ NOT_RUN = {
     r"python gpu_smoke\.py .*": SGLANG,
     r"python ask\.py .*": VLLM,
     r"python -m tools\.train_head .*": HOURS,
-    r"aiperf profile .*": TOOL,
     r"smg launch .*": SMG,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,
 }
