@@ -7,7 +7,6 @@ import re
 INSTALLS = "downloads gigabytes; `make install-test` runs it"
 DOCKER = "needs Docker; `make image-test` builds the same Dockerfile and runs the image"
 CLUSTER = "needs a Kubernetes cluster"
-TRAFFIC = "needs a minute of requests to have a winner; tests/client/test_experiment_commands.py concludes one"
 NPM = "the package is not in the registry; tests/client/languages/test_typescript.py packs it and installs that"
 CORPUS = "needs a corpus that is not in the repository"
 VLLM = "needs vLLM; `make test-vllm` runs it"
@@ -27,7 +26,6 @@ NOT_RUN = {
     r"(helm test|kind load) .*": CLUSTER,
     r"kubectl .*": CLUSTER,
     r"npm install .*": NPM,
-    r"draftwood experiment conclude first-trie": TRAFFIC,
     r"python tools/train_demo_model\.py .*": CORPUS,
     r"(DRAFTWOOD_\S+ )*vllm serve .*": VLLM,
     r"draftwood serve --engine vllm .*": VLLM,
