@@ -7,13 +7,11 @@ import re
 INSTALLS = "downloads gigabytes; `make install-test` runs it"
 DOCKER = "needs Docker; `make image-test` builds the same Dockerfile and runs the image"
 CLUSTER = "needs a Kubernetes cluster"
-TRAFFIC = "needs a minute of requests to have a winner; tests/client/test_experiment_commands.py concludes one"
 NPM = "the package is not in the registry; tests/client/languages/test_typescript.py packs it and installs that"
 CORPUS = "needs a corpus that is not in the repository"
 VLLM = "needs vLLM; `make test-vllm` runs it"
 SGLANG = "needs SGLang and a GPU; `make test-sglang` runs what does not need the GPU"
 SMG = "needs smg; tests/system/test_smg.py starts it"
-TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
 CHECKPOINT = "needs a checkpoint in that folder; tests/model_runner/loading loads such folders"
 HOURS = "takes hours"
@@ -28,7 +26,6 @@ NOT_RUN = {
     r"(helm (get|history|rollback|test|upgrade)|kind load) .*": CLUSTER,
     r"kubectl .*": CLUSTER,
     r"npm install .*": NPM,
-    r"draftwood experiment conclude first-trie": TRAFFIC,
     r"python tools/train_demo_model\.py .*": CORPUS,
     r"(DRAFTWOOD_\S+ )*vllm serve .*": VLLM,
     r"draftwood serve --engine vllm .*": VLLM,
@@ -38,7 +35,6 @@ NOT_RUN = {
     r"python (examples/\w+/)?ask\.py .*": VLLM,
     r"curl -s http://127\.0\.0\.1:8000/metrics .*": VLLM,
     r"python -m tools\.train_head .*": HOURS,
-    r"aiperf profile .*": TOOL,
     r"smg launch .*": SMG,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,
 }

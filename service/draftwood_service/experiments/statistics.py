@@ -1,17 +1,18 @@
 """What the counts of an A/B test allow to conclude: shares, quantiles, ratios and guardrails, valid at every look.
 
 Pure functions over numpy: nothing in here knows of gRPC, storage, the engine or the rest of the service.
-`docs/experiments.md` has the method with its assumptions and references.
+`docs/experiments.md` has the assumptions.
 
 Counts are tested by the Dirichlet mixture of multinomial likelihood ratios, exact at every sample size. Under the null
 hypothesis the mixture is a non-negative martingale with mean 1, so it exceeds 1/alpha at any time with probability
 alpha at most (Ville), however often one looks. The same test serves shares of units (sample-ratio mismatch: Lindon and
-Malek, 2022), errors by arm (the same null hypothesis, among the units that erred), and, with two categories, quantiles:
-the beta-binomial mixture of Howard and Ramdas (2022).
+Malek 2022, arXiv 2011.03567), errors by arm (the same null hypothesis, among the units that erred), and, with two
+categories, quantiles: the beta-binomial mixture of Howard and Ramdas (2022, arXiv 1906.09712).
 
 Ratios of sums are compared by the logarithm of treatment over control, whose variance is that of the delta method over
 buckets (Deng, Knoblich and Lu 2018). It is approximately normal with independent increments in information, which the
-asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024) bounds at all times.
+asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024, arXiv 2103.06476) bounds at all
+times.
 """
 
 from __future__ import annotations
