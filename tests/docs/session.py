@@ -99,7 +99,7 @@ class Session:
         """Raises AssertionError, or ServerError of a service that does not start, with the output."""
         command = self._addressed(command.removesuffix(" &"))
         words = shlex.split(command)
-        if "draftwood serve" in command:
+        if "draftwood serve" in command and "--check" not in words:
             self._serve(command)
         elif words[:2] == ["draftwood", "gateway"]:
             self._open_gateway(words)
