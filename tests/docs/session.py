@@ -99,7 +99,9 @@ class Session:
         """Raises AssertionError, or ServerError of a service that does not start, with the output."""
         command = self._addressed(command.removesuffix(" &"))
         words = shlex.split(command)
-        if "draftwood serve" in command:
+        if words[:2] == ["draftwood", "serve"] and "--check" in words:
+            self._bash(f"{command} --port 0")
+        elif "draftwood serve" in command:
             self._serve(command)
         elif words[:2] == ["draftwood", "gateway"]:
             self._open_gateway(words)

@@ -40,7 +40,8 @@ MIN_MARGIN = 2e-5
 """Where the two most probable tokens are nearer, as a share of the largest logit, rounding may decide between them. The
 runners' logits differ from those of transformers by 2e-6 at most."""
 TRIAL_SECONDS = 240
-_ROW = re.compile(r"^\| `(.+?)` \|(.*)\|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
+_GROUP = re.compile(r"^\| (attention|hybrid|recurrent) \| (\w+) \| (\w+) \| (.+) \|$", re.MULTILINE)
+_FAMILY = re.compile(r"`([^`]+)`(?: \(([^)]+)\))?")
 _TABLE = re.compile(r"(?<=<!-- table of families -->\n).*(?=<!-- end of the table -->)", re.DOTALL)
 
 
@@ -114,15 +115,21 @@ def test_each_row_of_the_table(family: str) -> None:
 
 def table_rows() -> dict[str, tuple[str, ...]]:
     """By family: its well-known models, which people write there, its kind, and the result of each runner."""
-    return {row[0]: tuple(cell.strip() for cell in row[1:]) for row in _ROW.findall(PAGE.read_text())}
+    groups = _GROUP.findall(PAGE.read_text())
+    rows = {family: (models, *group[:3]) for group in groups for family, models in _FAMILY.findall(group[3])}
+    return dict(sorted(rows.items()))
 
 
 def table_of(rows: dict[str, tuple[str, ...]]) -> str:
-    """The text of the table."""
+    """The text of the table: a line for all families of one kind with the same results."""
     served = (sum(row[2 + i] != "refused" for row in rows.values()) for i in range(len(RUNNERS)))
     shares = ", ".join(f"{name} {n} ({n / len(rows):.0%})" for name, n in zip(RUNNERS, served, strict=True))
-    lines = [f"| {' | '.join((f'`{family}`', *rows[family]))} |" for family in sorted(rows)]
-    heads = ["| family | models | kind | torch | OpenVINO |", "|---|---|---|---|---|"]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for family, (models, *group) in sorted(rows.items()):
+        groups.setdefault(tuple(group), []).append(f"`{family}`" + (f" ({models})" if models else ""))
+    ordered = sorted(groups, key=lambda group: (group[0], -len(groups[group])))
+    lines = [f"| {' | '.join((*group, ', '.join(groups[group])))} |" for group in ordered]
+    heads = ["| layers | torch | OpenVINO | families |", "|---|---|---|---|"]
     return "\n".join(["", f"Of {len(rows)} families: {shares}.", "", *heads, *lines, ""])
 
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALERTS = REPOSITORY / "helm/draftwood/files/alerts.yaml"
 DASHBOARDS = REPOSITORY / "helm/draftwood/files/dashboards"
-RUNBOOKS = REPOSITORY / "docs/runbooks"
+RUNBOOKS = REPOSITORY / "docs/runbooks.md"
 OF_PROMETHEUS = {"namespace", "pod", "service"}
 """Labels that Prometheus adds when it scrapes the pods of a service."""
 

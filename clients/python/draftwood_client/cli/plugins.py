@@ -113,7 +113,7 @@ def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
 def _absent(name: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
         command = f"`{_spoken(name)}` needs pip install {KNOWN[name].install}"
-        _fail(f"{command}, or where no index has that, a checkout of Draftwood: docs/distributions.md there")
+        _fail(f"{command}, or where no index has that, a checkout of Draftwood: docs/install.md there")
 
     return run
 

@@ -173,7 +173,7 @@ def test_kernels_of_a_layer(family: str, expected: int) -> None:
     assert len(of_two_layers) - len(of_one_layer) == expected, (of_one_layer, of_two_layers)
     if family == "llama":
         assert len(of_one_layer) - expected == 16, of_one_layer
-        assert f"{expected} kernels a Llama layer" in Path("docs/gpu.md").read_text()
+        assert f"{expected} kernels a Llama layer" in Path("docs/internals.md").read_text()
 
 
 @torch.no_grad()  # in inference mode torch hides what operations such as `linear` and `reshape` consist of
