@@ -91,6 +91,9 @@ class SpeedOptions(AskedOptions):
             show_default=False,
         ),
     ] = None
+    own_text: Annotated[
+        int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
+    ] = 0
 
     @property
     def text_name(self) -> str:
@@ -135,7 +138,7 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
         import torch
 
         from draftwood_benchmarks.contenders import Measurement, references
-        from draftwood_benchmarks.harness.answers import Task, write_own_text
+        from draftwood_benchmarks.harness.answers import Task
         from draftwood_model_runner.engine import model_strategies
 
         with console.status("Loading the model"):
@@ -146,7 +149,10 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
             teacher = _engine(chosen.load_small(), options, threads) if small else engine
         if options.own_text:
             with console.status("Writing the model's own text"):
-                engine.set_model_table(write_own_text(teacher, options.own_text))
+                own_text = teacher.own_text(options.own_text, None)
+                while not own_text.done:
+                    own_text.step()
+                engine.set_model_table(own_text.rows)
         measured, others = _prompts(loaded, options)
         task = Task(options.max_tokens)
         if options.random:
@@ -163,6 +169,7 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
         f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
     )
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
+    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
     output.report(
         table_of(rows, title + options.conditions),
         rows,
