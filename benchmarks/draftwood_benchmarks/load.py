@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, cast
 
-import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -28,7 +27,7 @@ from draftwood_benchmarks.harness.models import (
     describe_served,
     server_on,
 )
-from draftwood_benchmarks.harness.prompts import SAMPLED, read_prompts, with_length
+from draftwood_benchmarks.harness.prompts import SAMPLED, read_prompts
 from draftwood_benchmarks.harness.report import (
     BenchmarkError,
     OtherLoad,
@@ -49,7 +48,7 @@ from draftwood_benchmarks.peers.process import (
     PeerState,
     running_peer,
 )
-from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
+from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -101,7 +100,7 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
 
     _ = options.peers  # raises before anything is loaded
     texts, flags = read_prompts(options.prompts), options.flags()
-    with chosen_model(model, options.positions) as chosen, ExitStack() as stack:
+    with chosen_model(model) as chosen, ExitStack() as stack:
         on_engine, process = server_on(options.engine, chosen)
         with console.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
@@ -110,7 +109,7 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         info, measured, peers = uvloop.run(measuring)
         busy = other_load.share()
     rows, name = _rows(measured, peers), describe_served(chosen, info)
-    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts{options.conditions}"
+    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts"
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     output.draw(lambda axes: draw(rows, title, axes))
     output.report(
@@ -121,7 +120,6 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         strategy=info.default_strategy,
         latency_unit="ms",
         vocabulary=info.vocab_size,
-        context=options.context,
         sampled=options.sampled,
         busy=busy,
     )
@@ -172,7 +170,7 @@ async def _measure(
     target: str, texts: list[str], options: LoadOptions, start_peers: Callable[[ModelInfo], list[Peer]]
 ) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers | None]:
     """The model, what its clients measured by (concurrency, drafting), and the peer's windows."""
-    max_tokens, warm, context = options.max_tokens, options.warm, options.context
+    max_tokens, warm = options.max_tokens, options.warm
     async with AsyncClient(target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, texts, max_tokens)
@@ -180,14 +178,8 @@ async def _measure(
     if len(prompts) <= warm:
         raise BenchmarkError(f"{len(prompts)} prompts fit the model; {warm} to warm up with leave none to measure")
     split = len(prompts) - warm
-    measured_prompts: list[Prompt] = list(prompts[:split])
-    if context is not None:
-        arrays = [np.array(prompt, np.int32) for prompt in ids]
-        long = with_length(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
-        ids[:split] = [prompt.tolist() for prompt in long]
-        measured_prompts = [*ids[:split]]
     generation = cast(GenerateOptions, {"max_tokens": max_tokens, **(SAMPLED if options.sampled else {})})
-    questions = Questions(target, measured_prompts, prompts[split:], generation)
+    questions = Questions(target, prompts[:split], prompts[split:], generation)
     clients = max(options.levels)
     first = islice(questions.plain(), clients)  # slower: KV memory is written for the first time
     await closed_loop(target, clients, first, math.inf)

@@ -104,7 +104,7 @@ def _compare(
     for drafts in ("none", strategy):
         for size in (1, together):
             drafter = None if drafts == "none" else create(drafts)
-            contender = EngineContender(engine, Task(max_tokens), drafts, drafter, warm=False, number=size)
+            contender = EngineContender(engine, Task(max_tokens), drafts, drafter, number=size)
             written = answers(f"draftwood, {drafts}", size, lambda batch: contender.answer_together(batch, 0))  # noqa: B023
             rows.append(row("draftwood", drafts, size, written))
     return rows

@@ -10,7 +10,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from typing import Annotated, Any
@@ -152,8 +151,10 @@ def step_us(
         engine.step()
     for _ in range(_WARM_STEPS):
         engine.step()
-    with collector_off():
-        seconds = [_timed_step(engine, runner) for _ in range(_STEPS)]
+    gc.collect()
+    gc.disable()  # a collection that scans all libraries takes longer than what is timed
+    seconds = [_timed_step(engine, runner) for _ in range(_STEPS)]
+    gc.enable()
     assert engine.running == streams, "a sequence ended before the last measured step"
     if reasons := {sequence.stats.drafting_disabled_reason for sequence in running} - {""}:
         raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
@@ -181,19 +182,6 @@ def _timed_step(engine: Engine, runner: CostlessRunner) -> float:
     spent, began = runner.seconds, time.perf_counter()
     engine.step()
     return time.perf_counter() - began - (runner.seconds - spent)
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """A collection that scans all libraries takes longer than what is timed."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 def _learned_strategy(name: str, learned: int) -> Any:

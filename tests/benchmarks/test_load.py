@@ -69,10 +69,10 @@ def test_the_command_measures_a_real_service(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
 
 
-def test_a_real_vocabulary_sampled_with_prompts_of_a_real_length(report_of: ReportOf) -> None:
-    real = ("--vocabulary", "20000", "--sampled", "--context", "512")
+def test_a_real_vocabulary_sampled(report_of: ReportOf) -> None:
+    real = ("--vocabulary", "20000", "--sampled")
     report = report_of("load", *real, "--concurrency", "2", "--max-tokens", "8", *SHORT)
-    assert (report["vocabulary"], report["context"], report["sampled"]) == (20000, 512, True)
+    assert (report["vocabulary"], report["sampled"]) == (20000, True)
     assert all(row["errors"] == 0 and row["acceptance_length"] >= 1.0 for row in report["rows"])
 
 

@@ -99,8 +99,6 @@ def widen(
     config = _config(small.config, shape, vocabulary)
     config.max_position_embeddings = context or config.max_position_embeddings
     if shape.hybrid:
-        from draftwood_benchmarks.harness.widen import hybridized
-
         large = hybridized(small, shape, dtype, device, config.max_position_embeddings, config.vocab_size)
         large.generation_config = copy.deepcopy(small.generation_config)
         return large.eval()

@@ -64,16 +64,6 @@ class AskedOptions:
 
     prompts: PromptsOption = None
     sampled: SampledOption = False
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="TOKENS",
-            help="Prompts of so many tokens, such as 512, 4096 or 16384: other questions come before each. Beyond 2,048"
-            " tokens the bundled model writes nonsense, at the cost of any model of its shape.",
-            show_default=False,
-        ),
-    ] = None
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,16 +94,6 @@ class AskedOptions:
     def peers(self) -> list[tuple[str, str]]:
         """Each peer with what it drafts with. Raises InvalidInputError."""
         return drafts_of(self.peer or [], self.peer_drafts or [])
-
-    @property
-    def positions(self) -> int | None:
-        """Tokens of a prompt and its answer; None for those of the prompts as they are."""
-        return None if self.context is None else self.context + self.max_tokens
-
-    @property
-    def conditions(self) -> str:
-        """For the title of a table; "" if the prompts are as they are."""
-        return "" if self.context is None else f"; prompts of {self.context:,} tokens"
 
 
 class PeerError(BenchmarkError):
