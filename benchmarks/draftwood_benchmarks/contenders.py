@@ -17,7 +17,7 @@ import torch
 from draftwood_benchmarks.harness.answers import Task, finish, generate, sequences
 from draftwood_benchmarks.harness.models import ChosenModel, synchronize
 from draftwood_benchmarks.harness.report import BenchmarkError, console, progress
-from draftwood_benchmarks.peers.process import Answer, Peer, PeerModel, running_peer
+from draftwood_benchmarks.peers.process import Answer, Peer
 from draftwood_benchmarks.speed import PLAIN, SpeedOptions
 from draftwood_model_runner.engine import Engine
 from draftwood_strategies import Strategy, create
@@ -290,16 +290,8 @@ def references(
             TransformersContender(module, task.max_tokens, threads, prompt_lookup=lookup) for lookup in lookups
         ]
     with ExitStack() as stack:
-        model = PeerModel(
-            chosen.path,
-            loaded.dtype,
-            threads,
-            weights=chosen.options.weights,
-            temperature=task.temperature,
-            gguf=options.peer_gguf or chosen.options.model,
-        )
-        for name, drafts in options.peers:
-            process = stack.enter_context(running_peer(name, replace(model, drafts=drafts), loaded.device))
+        sampling = {"threads": threads, "temperature": task.temperature}
+        for process in options.running_peers(stack, chosen, loaded.dtype, loaded.device, **sampling):
             states = (False, True) if process.has_memory and options.warm else (False,)
             contenders += [PeerContender(process, task, warm=state) for state in states]
         yield contenders

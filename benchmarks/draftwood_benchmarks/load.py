@@ -8,9 +8,8 @@ without gRPC.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, cast
 
@@ -43,10 +42,7 @@ from draftwood_benchmarks.harness.servers import server_process
 from draftwood_benchmarks.peers.process import (
     AskedOptions,
     MeasuredPeers,
-    Peer,
-    PeerModel,
     PeerState,
-    running_peer,
 )
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
 from draftwood_client.cli.options import command
@@ -105,8 +101,7 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         with console.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
         other_load = OtherLoad()
-        measuring = _measure(server.target, texts, options, lambda info: _peers(stack, chosen, options, info))
-        info, measured, peers = uvloop.run(measuring)
+        info, measured, peers = uvloop.run(_measure(server.target, texts, options, chosen, stack))
         busy = other_load.share()
     rows, name = _rows(measured, peers), describe_served(chosen, info)
     title = f"{name}\n{info.default_strategy} after {options.warm} other prompts"
@@ -123,20 +118,15 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         sampled=options.sampled,
         busy=busy,
     )
-    errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
-    if errors:
+    if errors := [result.error for window in measured.values() for result in window.results if result.error]:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
-def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers | None) -> Rows:
-    """The rows of the report, by concurrency, those of engines without a service first."""
-    rows = [
-        row_of(level, drafting, window, None if peers is None else peers.fastest(level))
-        for (level, drafting), window in sorted(measured.items())
-    ]
-    if peers is not None:
-        windows = sorted(peers.windows.items(), key=lambda item: item[0], reverse=True)
-        rows = [peer_row(level, window, peers.fastest(level), state) for (level, state), window in windows] + rows
+def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers) -> Rows:
+    """The rows of the report, by concurrency, those of peers first."""
+    windows = sorted(peers.windows.items(), key=lambda item: item[0], reverse=True)
+    rows = [peer_row(level, window, peers.fastest(level), state) for (level, state), window in windows]
+    rows += [row_of(*case, window, peers.fastest(case[0])) for case, window in sorted(measured.items())]
     return sorted(rows, key=lambda row: row["concurrency"])
 
 
@@ -148,28 +138,13 @@ def read_levels(text: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: ModelInfo) -> list[Peer]:
-    """A process of the peer for each kind of drafts, with the model of the service; they end with the stack."""
+async def _measure(
+    target: str, texts: list[str], options: LoadOptions, chosen: ChosenModel, stack: ExitStack
+) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers]:
+    """The model, what its clients measured by (concurrency, drafting), and the windows of peers, which end with the
+    stack."""
     import torch
 
-    model = PeerModel(
-        chosen.path,
-        info.dtype,
-        chosen.options.threads or torch.get_num_threads(),
-        max(options.levels),
-        weights=chosen.options.weights,
-        gguf=options.peer_gguf or chosen.options.model,
-    )
-    return [
-        stack.enter_context(running_peer(name, replace(model, drafts=drafts), info.device))
-        for name, drafts in options.peers
-    ]
-
-
-async def _measure(
-    target: str, texts: list[str], options: LoadOptions, start_peers: Callable[[ModelInfo], list[Peer]]
-) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers | None]:
-    """The model, what its clients measured by (concurrency, drafting), and the peer's windows."""
     max_tokens, warm = options.max_tokens, options.warm
     async with AsyncClient(target) as client:
         info = await client.model_info()
@@ -183,17 +158,17 @@ async def _measure(
     clients = max(options.levels)
     first = islice(questions.plain(), clients)  # slower: KV memory is written for the first time
     await closed_loop(target, clients, first, math.inf)
-    seconds = options.duration / ORDER.count(False)
-    processes = start_peers(info)
-    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds, clients) if processes else None
+    seconds, threads = options.duration / ORDER.count(False), chosen.options.threads or torch.get_num_threads()
+    processes = options.running_peers(stack, chosen, info.dtype, info.device, threads=threads, streams=clients)
+    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds, clients)
     measured: dict[tuple[int, bool], Window] = {}
     windows = [(level, number, drafting) for level in options.levels for number, drafting in enumerate(ORDER)]
     columns = (TextColumn("{task.description:38}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
         task = bar.add_task("", total=len(windows))
         for level, number, drafting in windows:
-            if peers is not None and number == 0:
-                bar.update(task, description=f"{level} clients, peer")
+            if number == 0:
+                bar.update(task, description=f"{level} clients, peers")
                 peers.measure(level)
             if drafting:
                 bar.update(task, description=f"{level} clients: warming up memories")
@@ -203,7 +178,7 @@ async def _measure(
             window = await closed_loop(target, level, asked, options.duration / ORDER.count(drafting))
             measured[level, drafting] = Window.joined([measured.get((level, drafting), Window()), window])
             bar.advance(task)
-            if peers is not None and number == len(ORDER) - 1:
+            if number == len(ORDER) - 1:
                 peers.measure(level)
     return info, measured, peers
 

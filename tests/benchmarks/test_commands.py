@@ -71,7 +71,7 @@ def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path, repor
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ("step --shape 13b", 2, "error: shape: '13b' is not allowed; it must be one of native, 110m"),
+        ("step --shape 14b", 2, "error: shape: '14b' is not allowed; it must be one of native, 110m"),
         ("step --shape 64x2x2x128", 2, "grows from 256x6x4x704 and cannot lose hidden"),
         ("step --device abacus", 2, "it must be auto, cpu, cuda or cuda:N"),
         ("step --model /no/such/model", 1, "no such folder; give a folder or a hub id"),

@@ -25,11 +25,11 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -38,6 +38,9 @@ from draftwood_benchmarks.harness.prompts import PromptsOption, SampledOption
 from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.sources import KNOWN_MODELS, fetch, gguf_file
+
+if TYPE_CHECKING:
+    from draftwood_benchmarks.harness.models import ChosenModel
 
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
@@ -94,6 +97,19 @@ class AskedOptions:
     def peers(self) -> list[tuple[str, str]]:
         """Each peer with what it drafts with. Raises InvalidInputError."""
         return drafts_of(self.peer or [], self.peer_drafts or [])
+
+    def running_peers(self, stack: ExitStack, chosen: ChosenModel, dtype: str, device: str, **model: Any) -> list[Peer]:
+        """A process of each peer for each kind of drafts; they end with the stack.
+
+        Args:
+            model: further attributes of `PeerModel`.
+        """
+        weights, gguf = chosen.options.weights, self.peer_gguf or chosen.options.model
+        peer_model = PeerModel(chosen.path, dtype, weights=weights, gguf=gguf, **model)
+        return [
+            stack.enter_context(running_peer(name, replace(peer_model, drafts=drafts), device))
+            for name, drafts in self.peers
+        ]
 
 
 class PeerError(BenchmarkError):

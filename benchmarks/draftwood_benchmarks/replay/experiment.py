@@ -58,6 +58,7 @@ def replay(args: list[str]) -> int:
 @app.command()
 @command
 def _replay(
+    options: ModelOptions,
     files: Annotated[list[Path], typer.Argument(help=TRACES_HELP)],
     arm: Annotated[
         list[str],
@@ -68,37 +69,22 @@ def _replay(
     budget: Annotated[int, typer.Option(min=1, help="Draft nodes per step.")] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            show_default=False,
-            help="The model that wrote the answers, for arms with the strategies head and draft_model.",
-        ),
-    ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(metavar="MODEL", show_default=False, help="A smaller model of the same vocabulary.")
-    ] = None,
-    draft_head: Annotated[
-        str,
-        typer.Option(
-            metavar="HEAD", help="Folder of a draft head; mtp: the checkpoint's own module; auto: what there is; none."
-        ),
-    ] = "auto",
     level_share: Annotated[
         float, typer.Option(min=0, max=10, help="What a level of a model's draft takes, as a share of a step.")
     ] = 0.1,
 ) -> None:
-    """Tokens per step of several strategies over the same recorded answers, compared answer by answer."""
+    """Tokens per step of several strategies over the same recorded answers, compared answer by answer. Arms with the
+    strategies head and draft_model need --model, which wrote the answers.
+    """
     recordings = [recording for path in files for recording in read_trace(path, limit)]
     specs = read_arms(arm)
     with ExitStack() as stack:
         replaying: Callable[[Strategy, Sequence[Recording]], Replayed] = partial(replayed, budget=budget)
-        if model is not None:
-            beside_model = _beside_model(model, draft_model, draft_head, budget)
+        if beside := options.model is not None:
+            beside_model = _beside_model(options, budget)
             stack.enter_context(beside_model.strategies(level_share))
             replaying = beside_model.replay
-        needs_model = [spec.name for spec in specs if spec.create().top_k and model is None]
+        needs_model = [spec.name for spec in specs if spec.create().top_k and not beside]
         tokens = np.array([output.size - 1 for _, output in recordings], np.int64)
         if not tokens.sum():
             raise BenchmarkError("no recorded output has a second token, so there is no step to compare")
@@ -112,16 +98,16 @@ def _replay(
     spans = [None if row["low"] is None else f"{row['low']:+.1%} to {row['high']:+.1%}" for row in rows]
     shown_rows = [row | {"span": span} for row, span in zip(rows, spans, strict=True)]
     columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
-    columns |= {} if model is None else {"levels/step": "{levels:.2f}", "speed": "{speed:.3f}"}
+    columns |= {"levels/step": "{levels:.2f}", "speed": "{speed:.3f}"} if beside else {}
     columns |= {"change": "{change:+.1%}", "95% interval": "{span}"}
     speed = f"speed: tokens in the time of a step, if a level of a model's draft takes {level_share:g} of one"
-    console.print(table(title, shown_rows, columns, texts=2, caption="" if model is None else speed))
+    console.print(table(title, shown_rows, columns, texts=2, caption=speed if beside else ""))
     for name in needs_model:
         console.print(f"{name} {NEEDS_MODEL}.")
 
 
-def _beside_model(model: str, draft_model: str | None, draft_head: str, budget: int) -> ModelReplay:
-    with chosen_model(ModelOptions(model=model, draft_model=draft_model, draft_head=draft_head)) as chosen:
+def _beside_model(options: ModelOptions, budget: int) -> ModelReplay:
+    with chosen_model(options) as chosen:
         from draftwood_benchmarks.replay.beside_model import ModelReplay
 
         with console.status("Loading the model"):
