@@ -365,18 +365,14 @@ def test_a_server_that_cannot_start_reports_the_reason() -> None:
 @pytest.mark.system
 def test_the_demo_measures_and_finds_identical_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "demo.json"
-    options = ["--model", "bundled", "--questions", "2", "--warmup", "2", "--show", "1", "--experiment", "4"]
+    options = ["--model", "bundled", "--questions", "2", "--warmup", "2", "--show", "1"]
     assert demo([*options, "--json", str(report)]) == 0
-    figures = json.loads(report.read_text())
-    rows, experiment = figures["rows"], figures["experiment"]
+    rows = json.loads(report.read_text())["rows"]
     assert [row["mode"] for row in rows] == ["off", "cold", "warm", "repeated", "other-tenant"]
     assert all(row["identical"] and row["identical_answers"] == 2 and row["vs_transformers"] > 0 for row in rows)
     off, cold, _, repeated, other = (row["tokens_per_step"] for row in rows)
     assert off == 1.0 < repeated
     assert repeated > max(cold, other)  # another tenant gains nothing from what was asked before
-    assert 0 < sum(arm["units"] for arm in experiment["arms"].values()) < experiment["requests"]
-    assert experiment["audited"] > 0 == experiment["differing"]
-    assert experiment["conclusions"]
     printed = " ".join(capsys.readouterr().out.split())
     assert "identical to transformers" in printed
     assert "2 of 2" in printed

@@ -20,7 +20,6 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from draftwood_benchmarks.harness.report import console, progress
-from draftwood_benchmarks.lossless import read_texts
 from tools.demo_model.corpus import (
     END,
     MAX_POSITIONS,
@@ -29,6 +28,7 @@ from tools.demo_model.corpus import (
     Exchange,
     encoded,
     packed_rows,
+    read_exchanges,
     trained_tokenizer,
     without,
 )
@@ -80,7 +80,7 @@ def train(
     steps: Annotated[int, typer.Option(min=1, help="The learning rate decays over them.")] = Recipe().steps,
 ) -> None:
     """Train a model from scratch."""
-    exchanges, measured = read_texts(data), read_texts(heldout)
+    exchanges, measured = read_exchanges(data), read_exchanges(heldout)
     out.mkdir(parents=True)
     trained(without(exchanges, measured), out, Recipe(steps=steps))
     evaluate(out, heldout)
@@ -93,7 +93,7 @@ def evaluate(
 ) -> None:
     """Evaluate how well a model predicts the answers, given the questions, in fp32."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    console.print(f"{model}: {evaluation(loaded, AutoTokenizer.from_pretrained(model), read_texts(data))}")
+    console.print(f"{model}: {evaluation(loaded, AutoTokenizer.from_pretrained(model), read_exchanges(data))}")
 
 
 def new_model(recipe: Recipe) -> LlamaForCausalLM:

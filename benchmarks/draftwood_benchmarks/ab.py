@@ -34,12 +34,10 @@ class _Service(NamedTuple):
     Attributes:
         target: "host:port" of the service.
         gateway: port of the gateway through which it is asked; None: over gRPC.
-        api_key: sent with each request.
     """
 
     target: str
     gateway: int | None = None
-    api_key: str | None = None
 
 
 @command
@@ -56,21 +54,17 @@ def ab(
             help="B sends traces of all calls, metrics and logs to a collector, and its metrics are scraped.",
         ),
     ] = False,
-    b_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="API key for B, for flags with --auth-file.", show_default=False)
-    ] = None,
     streams: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of requests at once.")] = "1,8",
     pairs: Annotated[int, typer.Option(min=2, help="Pairs of rounds with A and B.")] = 10,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens per answer.")] = 128,
 ) -> None:
     """Tokens per second of B relative to A, on the same questions in turn.
 
-    Services and clients share the machine. Each round has a new tenant, so that both draft from nothing learned before;
-    with --b-key all rounds have one, since the key decides the tenant.
+    Services and clients share the machine. Each round has a new tenant, so that both draft from nothing learned before.
     """
     levels, texts = read_levels(streams), read_prompts(None)
-    if a == b and not (b_gateway or b_observed or b_key):
-        raise InvalidInputError("b", b, "must differ from A: give --b, --b-gateway, --b-observed or --b-key")
+    if a == b and not (b_gateway or b_observed):
+        raise InvalidInputError("b", b, "must differ from A: give --b, --b-gateway or --b-observed")
     ratios: dict[int, list[float]] = {level: [] for level in levels}
     with ExitStack() as stack:
         chosen = stack.enter_context(chosen_model(model))
@@ -78,33 +72,30 @@ def ab(
         extra = stack.enter_context(observed()) if b_observed else ()
         first = _Service(stack.enter_context(running_server(*flags, *shlex.split(a))))
         target = stack.enter_context(running_server(*flags, *shlex.split(b), *extra))
-        second = _Service(target, stack.enter_context(running_gateway(target)).port if b_gateway else None, b_key)
+        second = _Service(target, stack.enter_context(running_gateway(target)).port if b_gateway else None)
         load = OtherLoad()
         for number, level in progress([(n, level) for n in range(pairs) for level in levels], "pairs"):
             chunk = [*islice(cycle(texts), number * level, (number + 1) * level)]
             rates = {}
             for service in (second, first) if number % 2 else (first, second):
-                tenant = "ab" if b_key else f"round-{number}-{level}"
-                rates[service] = uvloop.run(_rate(service, chunk, max_tokens, tenant))
+                rates[service] = uvloop.run(_rate(service, chunk, max_tokens, f"round-{number}-{level}"))
             ratios[level].append(rates[second] / rates[first])
         busy = load.share()
     rows = [_row(level, ratios[level]) for level in levels]
     columns = {"streams": "{streams}", "pairs": "{pairs}", "tokens/s, B / A": "{ratio:.3f}"}
     shown = table(f"{chosen.name}: A and B{warning(busy)}", rows, columns | {"95% interval": "{low:.3f} to {high:.3f}"})
-    sides = {"a": a, "b": b, "b_gateway": b_gateway, "b_observed": b_observed, "b_key": b_key is not None}
+    sides = {"a": a, "b": b, "b_gateway": b_gateway, "b_observed": b_observed}
     output.report(shown, rows, model=chosen.name, busy=busy, **sides)
 
 
 async def _rate(service: _Service, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
     """Tokens per second of these requests at once."""
-    async with AsyncClient(
-        service.target, tenant=None if service.api_key else tenant, api_key=service.api_key
-    ) as client:
+    async with AsyncClient(service.target, tenant=tenant) as client:
         name = (await client.model_info()).model  # also connects before the clock starts
         asked = [
             _over_grpc(client, text, max_tokens)
             if service.gateway is None
-            else _through(service.gateway, service.api_key, name, text, max_tokens, tenant)
+            else _through(service.gateway, name, text, max_tokens, tenant)
             for text in texts
         ]
         began = time.perf_counter()
@@ -118,7 +109,7 @@ async def _over_grpc(client: AsyncClient, text: str, max_tokens: int) -> int:
         return sum([len(delta.token_ids) async for delta in stream])
 
 
-async def _through(port: int, api_key: str | None, model: str, text: str, max_tokens: int, tenant: str) -> int:
+async def _through(port: int, model: str, text: str, max_tokens: int, tenant: str) -> int:
     """Reads the stream as bytes: a client's own work is not measured."""
     request = {
         "model": model,
@@ -128,11 +119,11 @@ async def _through(port: int, api_key: str | None, model: str, text: str, max_to
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "draftwood": {"tenant": tenant},
     }
-    body = json.dumps(request if api_key else request | {"draftwood": {"tenant": tenant}}).encode()
+    body = json.dumps(request).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-    head += f"authorization: Bearer {api_key}\r\n" if api_key else ""
     writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
     answer = await reader.read()
     writer.close()

@@ -7,8 +7,8 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -98,10 +98,10 @@ class Window:
         )
 
 
-async def closed_loop(target: str, concurrency: int, take: Callable[[], Request | None], seconds: float) -> Window:
-    """Runs `concurrency` clients, each on a connection of its own, for `seconds` or until `take` returns None.
+async def closed_loop(target: str, concurrency: int, requests: Iterator[Request], seconds: float) -> Window:
+    """Runs `concurrency` clients, each on a connection of its own, for `seconds` or until there are no more requests.
 
-    The window ends when the time is over or the first client gets None: from then on fewer clients are busy. Answers
+    The window ends when the time is over or the first client gets none: from then on fewer clients are busy. Answers
     under way are read to their end, so that slow ones are not left out of the latencies.
     """
     window = Window()
@@ -110,23 +110,21 @@ async def closed_loop(target: str, concurrency: int, take: Callable[[], Request 
             await stack.enter_async_context(AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION))
             for _ in range(concurrency)
         ]
-        await asyncio.gather(*map(_connect, clients))
+        # They connect: otherwise the first request's TTFT would have that too.
+        await asyncio.gather(*(client.model_info() for client in clients), return_exceptions=True)
         started = time.perf_counter()
         end = started + seconds
 
         async def work(client: AsyncClient) -> None:
             nonlocal end
             while (now := time.perf_counter()) < end:
-                if (request := take()) is None:
+                if (request := next(requests, None)) is None:
                     end = now
                     return
                 result = RequestResult(now)
                 window.results.append(result)
-                await _answer(client, request, result, count_tokens)
-
-        def count_tokens(tokens: int, now: float) -> None:
-            if now < end:
-                window.tokens += tokens
+                async for tokens in _answer(client, request, result):
+                    window.tokens += tokens if result.last_at < end else 0
 
         async with asyncio.TaskGroup() as group:
             for client in clients:
@@ -135,15 +133,8 @@ async def closed_loop(target: str, concurrency: int, take: Callable[[], Request 
     return window
 
 
-async def _connect(client: AsyncClient) -> None:
-    """Connects: otherwise the first request's TTFT would have that too."""
-    with suppress(DraftwoodError):
-        await client.model_info()
-
-
-async def _answer(
-    client: AsyncClient, request: Request, result: RequestResult, count: Callable[[int, float], None]
-) -> None:
+async def _answer(client: AsyncClient, request: Request, result: RequestResult) -> AsyncIterator[int]:
+    """Yields how many tokens have arrived, and notes them in the result."""
     try:
         async with client.stream(request.prompt, **request.options) as stream:
             async for delta in stream:
@@ -153,7 +144,7 @@ async def _answer(
                 if not result.tokens:
                     result.first_at, result.first_tokens = result.last_at, len(delta.token_ids)
                 result.tokens += len(delta.token_ids)
-                count(len(delta.token_ids), result.last_at)
+                yield len(delta.token_ids)
             result.steps = (await stream.completion()).drafting.steps
     except DraftwoodError as error:
         result.error = error
@@ -183,18 +174,17 @@ class Questions:
         self._others = others
         self._options = options
         self._tenants = count(1)
-        self._plain: deque[Request] = deque()
         self._drafted: deque[Request] = deque()
 
-    def plain(self) -> Request:
-        """The next request without drafting; there is always one."""
-        if not self._plain:
-            self._plain.extend(self._of_new_tenant(drafting=False))
-        return self._plain.popleft()
+    def plain(self) -> Iterator[Request]:
+        """Requests without drafting, without end."""
+        while True:
+            yield from self._of_new_tenant(drafting=False)
 
-    def drafted(self) -> Request | None:
-        """The next request with drafting; None if all prepared ones have been handed out."""
-        return self._drafted.popleft() if self._drafted else None
+    def drafted(self) -> Iterator[Request]:
+        """The prepared requests with drafting that have not been handed out."""
+        while self._drafted:
+            yield self._drafted.popleft()
 
     async def prepare(self, needed: int) -> None:
         """Warms up tenants until `needed` requests with drafting are prepared.
@@ -204,7 +194,7 @@ class Questions:
         """
         while len(self._drafted) < needed:
             requests = self._of_new_tenant(drafting=True)
-            learning = take_from(Request(prompt, requests[0].options) for prompt in self._others)
+            learning = (Request(prompt, requests[0].options) for prompt in self._others)
             learned = await closed_loop(self._target, _WARM_UP_CLIENTS, learning, math.inf)
             if failed := [result.error for result in learned.results if result.error is not None]:
                 raise BenchmarkError(f"a request of the warm-up failed: {failed[0]}")
@@ -216,12 +206,6 @@ class Questions:
         options: GenerateOptions = {**self._options, "tenant": f"bench-{number}", "drafting": drafting}
         order = random.Random(number).sample(self._measured, len(self._measured))
         return [Request(prompt, options) for prompt in order]
-
-
-def take_from(requests: Iterable[Request]) -> Callable[[], Request | None]:
-    """A function that returns the next request, and None after the last."""
-    left = iter(requests)
-    return lambda: next(left, None)
 
 
 async def fitting(client: AsyncClient, info: ModelInfo, texts: Sequence[str], max_tokens: int) -> list[Text]:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from draftwood_benchmarks.harness.answers import Task, finish, generate, sequences
 from draftwood_benchmarks.harness.models import ChosenModel, synchronize
 from draftwood_benchmarks.harness.report import BenchmarkError, console, progress
-from draftwood_benchmarks.peers.process import Answer, Peer, PeerModel, running_peer
+from draftwood_benchmarks.peers.process import Answer, Peer
 from draftwood_benchmarks.speed import PLAIN, SpeedOptions
 from draftwood_model_runner.engine import Engine
 from draftwood_strategies import Strategy, create
@@ -29,17 +29,28 @@ PROMPT_LOOKUP_TOKENS = 10
 """Draft tokens per step: the default of transformers' `PromptLookupCandidateGenerator`."""
 
 
-class Contender(Protocol):
-    """A way to generate text. Its attributes are columns of the report."""
+@dataclass(eq=False)
+class Contender:
+    """A way to generate text. Its names are columns of the report.
+
+    Attributes:
+        warm: whether its drafts know answers to other prompts.
+        again: whether they know the answers to these very prompts.
+        sampled: whether it samples tokens.
+    """
 
     engine: str
     strategy: str
-    warm: bool
-    sampled: bool
-    again: bool
+    warm: bool = False
+    again: bool = False
+    sampled: bool = False
+
+    def begin(self, number: int, others: Sequence[Int32Array]) -> None:
+        """Begins a round with an empty memory, or one of the answers to `others`."""
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         """Continues `prompt`, int32[p]; `index` is the seed where tokens are sampled."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False, slots=True)
@@ -84,35 +95,25 @@ def _speed(answers: Sequence[Answer]) -> float:
     return sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
 
 
-class PeerContender:
-    """Another engine, in a process of its own, with drafts of its own or none.
-
-    Args:
-        warm: whether its drafts know answers to other prompts.
-    """
-
-    again = False
+class PeerContender(Contender):
+    """Another engine, in a process of its own, with drafts of its own or none."""
 
     def __init__(self, peer: Peer, task: Task, *, warm: bool = False) -> None:
-        self.engine = peer.name
-        self.strategy = peer.drafts
-        self.warm = warm
-        self.sampled = task.temperature > 0.0
+        super().__init__(peer.name, peer.drafts, warm, sampled=task.temperature > 0.0)
         self._peer = peer
-        self._task = task
+        self._max_tokens = task.max_tokens
         self._memory = ""
 
     def begin(self, number: int, others: Sequence[Int32Array]) -> None:
-        """Begins a round with an empty memory, or one of the answers to `others`."""
         self._memory = f"{'warm' if self.warm else 'cold'} {number}"
         if self.warm:
-            self._peer.learn([prompt.tolist() for prompt in others], self._task.max_tokens, self._memory)
+            self._peer.learn([prompt.tolist() for prompt in others], self._max_tokens, self._memory)
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
-        return self._peer.generate(prompt.tolist(), self._task.max_tokens, self._memory)
+        return self._peer.generate(prompt.tolist(), self._max_tokens, self._memory)
 
 
-class TransformersContender:
+class TransformersContender(Contender):
     """transformers' own greedy `generate`, as its users call it, with or without its prompt lookup decoding.
 
     Args:
@@ -120,46 +121,38 @@ class TransformersContender:
         threads: CPU threads, set before each answer: our engine changes the number in this process.
     """
 
-    engine = "transformers"
-    warm = sampled = again = False
-
-    def __init__(self, module: Any, task: Task, threads: int, *, prompt_lookup: bool) -> None:
-        assert task.temperature == 0.0
-        self.strategy = "prompt-lookup" if prompt_lookup else "none"
+    def __init__(self, module: Any, max_tokens: int, threads: int, *, prompt_lookup: bool) -> None:
+        super().__init__("transformers", "prompt-lookup" if prompt_lookup else PLAIN)
         self._module = module
-        self._task = task
+        self._max_tokens = max_tokens
         self._threads = threads
         self._options: dict[str, Any] = {"pad_token_id": module.generation_config.pad_token_id or 0}
         if prompt_lookup:
             self._options["prompt_lookup_num_tokens"] = PROMPT_LOOKUP_TOKENS
-        self._widths: list[int] = []
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         torch.set_num_threads(self._threads)
-        self._widths.clear()
-        hook = self._module.register_forward_pre_hook(self._note_width, with_kwargs=True)
+        widths: list[int] = []
+
+        def note_width(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+            widths.append(int(ids.shape[1]))
+
+        hook = self._module.register_forward_pre_hook(note_width, with_kwargs=True)
         started = time.perf_counter()
-        [tokens] = generate(self._module, [prompt], self._task.max_tokens, **self._options)
+        [tokens] = generate(self._module, [prompt], self._max_tokens, **self._options)
         seconds = time.perf_counter() - started
         hook.remove()
-        return Answer(tokens, seconds, len(self._widths), sum(width - 1 for width in self._widths[1:]))
-
-    def _note_width(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        self._widths.append(int(ids.shape[1]))
+        return Answer(tokens, seconds, len(widths), sum(width - 1 for width in widths[1:]))
 
 
-class EngineContender:
+class EngineContender(Contender):
     """Our engine with one strategy.
 
     Args:
         strategy: drafts and learns; None switches drafting off.
-        warm: whether the strategy has learned from other prompts.
         number: of the round. The payoff of drafts is measured by tenant, so each round is a tenant of its own.
-        again: whether the strategy has learned from these very prompts.
     """
-
-    engine = "draftwood"
 
     def __init__(
         self,
@@ -168,14 +161,11 @@ class EngineContender:
         name: str,
         strategy: Strategy | None,
         *,
-        warm: bool,
+        warm: bool = False,
         number: int = 0,
         again: bool = False,
     ) -> None:
-        self.strategy = name
-        self.warm = warm
-        self.again = again
-        self.sampled = task.temperature > 0.0
+        super().__init__("draftwood", name, warm, again, task.temperature > 0.0)
         self._engine = engine
         self._task = task
         self._strategy = strategy
@@ -239,53 +229,47 @@ class Measurement:
         tallies: list[Tally] = []
         for number in range(self.rounds):
             for reference in references:
-                if isinstance(reference, PeerContender):
-                    reference.begin(number, self.others)
+                reference.begin(number, self.others)
             contenders = [*references, *(ours for task in self.tasks for ours in self._ours(task, number))]
             tallies = tallies or [Tally(contender, rounds=self.rounds) for contender in contenders]
             for tally, contender in zip(tallies, contenders, strict=True):
                 tally.contender = contender
             for i, prompt in enumerate(progress(self.measured, f"measuring, round {number + 1}")):
                 first = (i + number) % len(tallies)
-                for tally in tallies[first:] + tallies[:first]:
-                    if not tally.contender.again:
-                        tally.answers.append(tally.contender.answer(prompt, i))
-            again = [tally for tally in tallies if tally.contender.again]
-            for i, prompt in enumerate(progress(self.measured, "measuring, the same prompts again") if again else ()):
-                for tally in again:
-                    tally.answers.append(tally.contender.answer(prompt, i))
+                self._answer(tallies[first:] + tallies[:first], prompt, i, again=False)
+            for i, prompt in enumerate(progress(self.measured, "measuring, the same prompts again")):
+                self._answer(tallies, prompt, i, again=True)
         gc.unfreeze()  # else Triton reports at the exit what is not freed
         return tallies
+
+    def _answer(self, tallies: Sequence[Tally], prompt: Int32Array, index: int, *, again: bool) -> None:
+        for tally in tallies:
+            if tally.contender.again == again:
+                tally.answers.append(tally.contender.answer(prompt, index))
 
     def _ours(self, task: Task, number: int) -> Iterator[EngineContender]:
         """Our contenders: drafting off, then each strategy, cold, warm, and for the same prompts again what it was when
         cold. All have run once, so that they are compiled."""
         gc.freeze()  # as in the service: a collection that looks through the loaded model takes 0.15 s
-
-        def contender(
-            name: str, engine: Engine, strategy: Strategy | None = None, *, warm: bool = False, again: bool = False
-        ) -> EngineContender:
-            return EngineContender(engine, task, name, strategy, warm=warm, number=number, again=again)
-
-        plain = contender(PLAIN, self.engine)
+        plain = EngineContender(self.engine, task, PLAIN, None, number=number)
         plain.answer(self.measured[0], 0)
         yield plain
         for name in self.strategies:
             warm_up(name)
-            contender(name, self.engine, create(name)).answer(self.measured[0], 0)
+            EngineContender(self.engine, task, name, create(name), number=number).answer(self.measured[0], 0)
             learning = create(name)
-            yield contender(name, self.engine, learning)
+            yield EngineContender(self.engine, task, name, learning, number=number)
             if self.others:
                 strategy = create(name)
-                warm = contender(name, self.engine, strategy, warm=True)
-                self._warm_up(contender(name, self.teacher, strategy, warm=True), self.others[:-1])
+                warm = EngineContender(self.engine, task, name, strategy, warm=True, number=number)
+                self._warm_up(EngineContender(self.teacher, task, name, strategy, warm=True, number=number))
                 warm.answer_together(self.others[-1:], _LEARNING_SEED - 1)
                 yield warm
-                yield contender(name, self.engine, learning, warm=True, again=True)
+                yield EngineContender(self.engine, task, name, learning, warm=True, number=number, again=True)
 
-    def _warm_up(self, contender: EngineContender, prompts: Sequence[Int32Array]) -> None:
-        """Lets it answer some prompts."""
-        together = self.teacher.config.max_running
+    def _warm_up(self, contender: EngineContender) -> None:
+        """Lets it answer the other prompts but the last."""
+        together, prompts = self.teacher.config.max_running, self.others[:-1]
         groups = [prompts[at : at + together] for at in range(0, len(prompts), together)]
         for i, group in enumerate(progress(groups, f"{contender.strategy}: answers to learn from")):
             contender.answer_together(group, _LEARNING_SEED + i * together)
@@ -302,18 +286,12 @@ def references(
         with console.status("Loading the model for transformers"):
             module = chosen.load_plain(loaded)
         lookups = (False,) if module._is_stateful else (False, True)  # which generate refuses for states
-        contenders += [TransformersContender(module, task, threads, prompt_lookup=lookup) for lookup in lookups]
+        contenders += [
+            TransformersContender(module, task.max_tokens, threads, prompt_lookup=lookup) for lookup in lookups
+        ]
     with ExitStack() as stack:
-        model = PeerModel(
-            chosen.path,
-            loaded.dtype,
-            threads,
-            weights=chosen.options.weights,
-            temperature=task.temperature,
-            gguf=options.peer_gguf or chosen.options.model,
-        )
-        for name, drafts in options.peers:
-            process = stack.enter_context(running_peer(name, replace(model, drafts=drafts), loaded.device))
+        sampling = {"threads": threads, "temperature": task.temperature}
+        for process in options.running_peers(stack, chosen, loaded.dtype, loaded.device, **sampling):
             states = (False, True) if process.has_memory and options.warm else (False,)
             contenders += [PeerContender(process, task, warm=state) for state in states]
         yield contenders

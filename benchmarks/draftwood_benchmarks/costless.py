@@ -7,16 +7,15 @@ drafting would not pay. Everything else of it is the engine's own.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel
+from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
@@ -129,40 +128,22 @@ class CostlessRunner:
         """There are no keys and values."""
 
 
-class _Factory:
-    """Implements `RunnerFactory`."""
-
-    name = "costless"
-    exact = True
-    window = None
-    kv_bytes_per_token = 0
-
-    def __init__(self, runner: CostlessRunner) -> None:
-        self._runner = runner
-
-    def default_kv_tokens(self, context: int, sequences: int) -> int:
-        return int(self._runner.pages) * _PAGE_SIZE
-
-    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> CostlessRunner:
-        return self._runner
-
-
-class _Model:
-    """What an engine needs of a `LoadedModel`."""
-
-    vocab_size = _VOCABULARY
-    device, weights, parameters = "cpu", "none", 0
-    eos_token_ids: frozenset[int] = frozenset()
-    defaults = GenerationDefaults()
-    step_times_file = None
-    drafters: Mapping[str, DraftModel] = MappingProxyType({})
-
-    def __init__(self, runner: CostlessRunner) -> None:
-        self.factory = _Factory(runner)
-        self.max_context = runner.max_context
-        self.tokenizer = load_tokenizer(BUNDLED_MODEL)
-
-
 def costless_model(runner: CostlessRunner) -> LoadedModel:
-    """A model for an engine, computed by this runner."""
-    return cast(LoadedModel, cast(Any, _Model(runner)))
+    """A model for an engine, computed by this runner: what an engine needs of one."""
+    factory = SimpleNamespace(name="costless", exact=True, window=None, kv_bytes_per_token=0)
+    factory.default_kv_tokens = lambda context, sequences: runner.pages * _PAGE_SIZE
+    factory.runner = lambda kv_tokens, threads=None, sequences=None: runner
+    model: Any = SimpleNamespace(
+        factory=factory,
+        max_context=runner.max_context,
+        vocab_size=_VOCABULARY,
+        tokenizer=load_tokenizer(BUNDLED_MODEL),
+        device="cpu",
+        weights="none",
+        parameters=0,
+        eos_token_ids=frozenset(),
+        defaults=GenerationDefaults(),
+        step_times_file=None,
+        drafters={},
+    )
+    return cast(LoadedModel, model)

@@ -6,18 +6,10 @@ one after the other, so that other load on the machine slows all of them alike, 
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from itertools import cycle
-from pathlib import Path
-from threading import Lock
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -25,20 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwood_benchmarks.harness.prompts import MT_BENCH, QUESTIONS, read_questions
-from draftwood_benchmarks.harness.report import console, progress, table
+from draftwood_benchmarks.harness.report import OutputOptions, console, progress, table
 from draftwood_benchmarks.harness.servers import ServerError, running_server
-from draftwood_client import (
-    AdminClient,
-    ChatMessage,
-    Client,
-    Completion,
-    DraftConfig,
-    Experiment,
-    ExperimentArm,
-    ExperimentReport,
-)
-from draftwood_client.cli.admin.tables import rendered
+from draftwood_client import ChatMessage, Client, Completion
 from draftwood_client.cli.apps import new_app, run
+from draftwood_client.cli.options import command
 from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.errors import DraftwoodError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
@@ -48,30 +31,13 @@ _BUNDLED = "bundled"
 _MODEL = "smollm2-135m"
 _MAX_TOKENS = 64
 """Of an answer: with 96, six questions take longer than two minutes on two cores."""
-_FLAGS = ("--dtype", "float32", "--own-text-tokens", "0")
-"""In float32 equal logits are rare, so that answers can be compared. The model writes no text by itself while
-transformers uses the processor."""
+_DTYPE = "float32"
+"""In which equal logits are rare, so that answers can be compared."""
 _NEW, _LEARNING, _OTHER = "new", "acme", "umbrella"
 """Tenants: one that begins with an empty memory, one that asks other questions first, and one that asks after it."""
-_TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        "off": "drafting off",
-        "cold": "cold",
-        "warm": "warm",
-        "repeated": "asked again",
-        "other-tenant": "another tenant",
-    }
-)
+_TITLES = {"off": "drafting off", "cold": "cold", "warm": "warm"}
+_TITLES |= {"repeated": "asked again", "other-tenant": "another tenant"}
 """Modes, in the order in which a question is asked in them."""
-_EXPERIMENT_FLAGS = (*_FLAGS, "--audit-share", "0.25", "--max-running", "4")
-_BURN_IN = 1 / 8
-"""Part of the time of the experiment that is not counted."""
-_AT_ONCE, _EXPERIMENT_TOKENS, _AUDIT_SECONDS = 4, 60, 5.0
-_PHRASINGS = {
-    "acme": "{}",
-    "umbrella": "Good afternoon. {} I look forward to your reply. Kind regards, a customer",
-}
-
 app = new_app()
 
 
@@ -120,10 +86,9 @@ class Answers:
 
 
 @app.command()
+@command
 def _demo(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.", dir_okay=False)
-    ] = None,
+    output: OutputOptions,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="Name, folder, GGUF file or hub id; bundled: the bundled model.")
     ] = _MODEL,
@@ -132,13 +97,10 @@ def _demo(
         int, typer.Option(min=0, max=72, help="Other questions, which the memory of the warm tenant learns from.")
     ] = 16,
     show: Annotated[int, typer.Option(min=0, max=8, help="Warm answers to show.")] = 1,
-    experiment: Annotated[
-        float, typer.Option(min=0, max=3600, help="Seconds of live requests in an experiment; 0 for none.")
-    ] = 0,
 ) -> None:
     """Ask a real model real questions: by transformers' generate, with drafting off, with an empty memory, with one
     that has learned from other answers, again, and as another tenant. The model is downloaded once; if it cannot be,
-    the bundled one answers customer-support questions. With --experiment two strategies then share live requests.
+    the bundled one answers customer-support questions.
 
     Ends with status 1 if any output differs from that of generate in a single token.
     """
@@ -146,23 +108,24 @@ def _demo(
     measured, others = read_questions(QUESTIONS if path == BUNDLED_MODEL else MT_BENCH)
     measured, others = measured[:questions], others[:warmup]
     console.print("The first start after an installation compiles the strategies, which takes about a minute.")
-    with _service(name, "--model", path, *_FLAGS) as target:
+    console.print(f"Starting a service with {name}")
+    with running_server("--model", path, "--dtype", _DTYPE) as target:
         reference, answers = _measure(target, path, measured, others, show)
     rows = [of_mode.row(mode, answers["off"], reference) for mode, of_mode in answers.items()]
-    figures: dict[str, Any] = {"model": name, "questions": len(measured), "warmup": len(others), "rows": rows}
-    figures["transformers"] = {"tokens_per_s": round(reference.tokens_per_s, 1)}
-    if experiment:
-        with _service("an empty memory", "--model", path, *_EXPERIMENT_FLAGS) as target:
-            figures["experiment"] = _experiment(target, measured + others, experiment)
-    identical = all(row["identical"] for row in rows) and not (experiment and figures["experiment"]["differing"])
-    console.print(_table(name, reference, rows, len(others)))
+    identical = all(row["identical"] for row in rows)
+    output.report(
+        _table(name, reference, rows, len(others)),
+        rows,
+        model=name,
+        questions=len(measured),
+        warmup=len(others),
+        transformers={"tokens_per_s": round(reference.tokens_per_s, 1)},
+    )
     console.print(
         "All outputs are identical to transformers' own greedy generate, token for token."
         if identical
         else "[bold red]Some outputs differ.[/bold red] This is a defect: please report it."
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if not identical:
         raise typer.Exit(1)
 
@@ -179,14 +142,6 @@ def _chosen(model: str) -> tuple[str, str]:
             raise
         console.print(Text(f"{error}.\nThe bundled model answers customer-support questions instead."))
         return "the bundled model", BUNDLED_MODEL
-
-
-@contextmanager
-def _service(with_what: str, *flags: str) -> Iterator[str]:
-    with ExitStack() as stack:
-        with console.status(f"Starting a service with {with_what}"):
-            target = stack.enter_context(running_server(*flags))
-        yield target
 
 
 def _measure(
@@ -244,59 +199,6 @@ def _transformers_generate(path: str) -> Callable[[str], tuple[int, ...]]:
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     return generate
-
-
-def _experiment(target: str, questions: list[str], seconds: float) -> dict[str, Any]:
-    """Two tenants ask for so many seconds, four requests at a time, and two strategies share the requests. Prints the
-    report; returns its figures."""
-    console.print(Text("\nAn experiment on live requests: trie against hybrid", "bold"))
-    console.print(
-        "Two tenants ask the same questions in their own words, four at a time, and ask them again. A hash of its id "
-        "puts each request into one of two arms. Each tenant has a memory in each arm, which begins empty; what "
-        f"arrives in the first {_BURN_IN * seconds:.0f} seconds is not counted."
-    )
-    arms = [ExperimentArm(id=name, drafting=DraftConfig(strategy=name)) for name in ("trie", "hybrid")]
-    with AdminClient(target) as admin, Client(target) as client:
-        experiments = admin.experiments
-        tenants, burn_in = tuple(_PHRASINGS), timedelta(seconds=_BURN_IN * seconds)
-        experiments.create("demo", Experiment(arms=arms, tenants=tenants, burn_in=burn_in))
-        experiments.start("demo")
-        began = time.monotonic()
-        requests = _requests(client, questions, seconds)
-        took = time.monotonic() - began
-        time.sleep(_AUDIT_SECONDS)  # audits are made while nothing else is to do
-        report: ExperimentReport = experiments.report("demo")
-        experiments.stop("demo")
-    audited, differing = (sum(getattr(arm, name) for arm in report.arms) for name in ("audited", "differing"))
-    console.print(rendered(report))
-    compared = f"{audited} of the answers were decoded again without drafts: {differing or 'none'} of them differ."
-    console.print(Text(f"{requests} requests in {took:.0f} seconds. {compared}"))
-    return {
-        "requests": requests,
-        "seconds": round(took, 1),
-        "arms": {arm.arm: {"units": arm.units, **arm.metrics} for arm in report.arms},
-        "audited": audited,
-        "differing": differing,
-        "conclusions": [conclusion.text for conclusion in report.conclusions],
-    }
-
-
-def _requests(client: Client, questions: list[str], seconds: float) -> int:
-    """Sends requests, some at once; returns how many."""
-    asking = cycle([(tenant, words.format(text)) for text in questions for tenant, words in _PHRASINGS.items()])
-    turn, end = Lock(), time.monotonic() + seconds
-
-    def ask(_: int) -> int:
-        sent = 0
-        while time.monotonic() < end:
-            with turn:
-                tenant, text = next(asking)
-            client.chat(text, max_tokens=_EXPERIMENT_TOKENS, tenant=tenant)
-            sent += 1
-        return sent
-
-    with console.status(f"Live requests, {seconds:.0f} seconds"), ThreadPoolExecutor(_AT_ONCE) as pool:
-        return sum(pool.map(ask, range(_AT_ONCE)))
 
 
 def _table(name: str, reference: Answers, rows: list[dict[str, Any]], others: int) -> Table:

@@ -29,25 +29,9 @@ from draftwood_strategies.arrays import Int32Array
 Dtype = Literal["bfloat16", "float16", "float32"]
 _DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
 _SHORT: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
-"""Beside those of `bench step`: with heads of 64, as the bundled model has. "70b-layer" has six layers of a model of
-70B, as the bundled one cannot lose any."""
-SECTIONS = (
-    "correctness",
-    "attention",
-    "drafts",
-    "steps",
-    "kernels",
-    "streams",
-    "ahead",
-    "transformers",
-    "exact",
-    "compiled",
-    "flips",
-    "vllm",
-)
-"""In their order: what a run that is cut short must bring back comes first."""
-_OF_GROWN = {"steps", "kernels", "streams", "ahead", "transformers", "exact", "compiled", "vllm"}
+_OF_GROWN = ("steps", "kernels", "streams", "ahead", "transformers", "exact", "compiled", "vllm")
+SECTIONS = ("correctness", "attention", "drafts", *_OF_GROWN, "flips")
+"""What a run that is cut short must bring back comes first."""
 _LONG_ANSWERS, _OTHERS = 640, 200
 """Of prompts of the user's own: tokens of one and its answer, and how many a memory learns from."""
 
@@ -87,7 +71,7 @@ def gpu(
     report = Report(output.json_file, tuple(section or SECTIONS))
     if (log := report.beside(".log")) is not None:
         logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
-    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), _SHORT[dtype], smoke, model, prompts)
+    measure(report, "native" if smoke else shape, _SHORT[dtype], smoke, model, prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +149,7 @@ def measure(
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bandwidth))
     report.section("drafts", lambda: sections.draft_times(device, plan))
-    if _OF_GROWN & {*report.wanted}:
+    if {*_OF_GROWN} & {*report.wanted}:
         positions = max(plan.contexts) + plan.step_tokens
         with chosen_model(options("float32" if smoke else dtype, shape), positions) as grown:
             _grown(report, grown, questions, plan, bandwidth)
@@ -191,7 +175,7 @@ def fitting(questions: list[str], model: ModelOptions, plan: Plan) -> list[str]:
 
 def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
     """The sections about the large model; no two copies of its weights are on the device but where two are compared."""
-    if not (_OF_GROWN - {"vllm"}) & {*report.wanted}:
+    if not {*_OF_GROWN[:-1]} & {*report.wanted}:
         return
     import torch
 

@@ -2,26 +2,22 @@
 
 The service runs in a process of its own, the clients in this one. Drafting on and off alternate on the same service, so
 that other load on the machine slows both alike. A peer is measured before and after them, in its own process and
-without gRPC; with `--engine-alone` so is our engine.
+without gRPC.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, cast
 
-import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from draftwood_benchmarks.closed_loop import Questions, Window, closed_loop, fitting, take_from
+from draftwood_benchmarks.closed_loop import Questions, Window, closed_loop, fitting
 from draftwood_benchmarks.harness.models import (
     ChosenModel,
     EngineName,
@@ -30,7 +26,7 @@ from draftwood_benchmarks.harness.models import (
     describe_served,
     server_on,
 )
-from draftwood_benchmarks.harness.prompts import SAMPLED, read_prompts, with_length
+from draftwood_benchmarks.harness.prompts import SAMPLED, read_prompts
 from draftwood_benchmarks.harness.report import (
     BenchmarkError,
     OtherLoad,
@@ -42,20 +38,15 @@ from draftwood_benchmarks.harness.report import (
     table,
     warning,
 )
-from draftwood_benchmarks.harness.servers import ServerProcess, log_tail, server_process
+from draftwood_benchmarks.harness.servers import server_process
 from draftwood_benchmarks.peers.process import (
-    OUR_ENGINE,
     AskedOptions,
     MeasuredPeers,
-    Peer,
-    PeerModel,
     PeerState,
-    running_peer,
-    running_program,
 )
-from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
+from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
 from draftwood_client.cli.options import command
-from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import InvalidValueError
 
 ORDER = (False, True, True, False)
 """Drafting in the windows of one concurrency; a steady drift of the machine's speed cancels out. A peer has a window
@@ -63,8 +54,6 @@ before and one after them."""
 _FASTER = 2
 """Questions prepared for a window with drafting, relative to those answered without. Where drafting answers more, the
 window ends early."""
-_OWN_TEXT_SECONDS = 1800.0
-"""For the model to write its own text."""
 _SPARE_SLOTS = 8
 """Request slots of the service beyond the number of clients, so that none is refused."""
 
@@ -78,9 +67,6 @@ class LoadOptions(AskedOptions):
         float, typer.Option(min=1.0, help="Seconds at each concurrency, for drafting on and off each.")
     ] = 20.0
     engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood"
-    engine_alone: Annotated[
-        bool, typer.Option("--engine-alone", help="Measure our engine without gRPC as well, as the peer is measured.")
-    ] = False
     strategy: Annotated[
         str | None, typer.Option(help="Drafting strategy; the default of the service if unset.", show_default=False)
     ] = None
@@ -109,25 +95,16 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
     import uvloop
 
     _ = options.peers  # raises before anything is loaded
-    if options.engine_alone and options.engine != "draftwood":
-        raise InvalidInputError("--engine-alone", True, "it is our engine; leave --engine vllm out")
     texts, flags = read_prompts(options.prompts), options.flags()
-    with chosen_model(model, options.positions) as chosen, ExitStack() as stack:
+    with chosen_model(model) as chosen, ExitStack() as stack:
         on_engine, process = server_on(options.engine, chosen)
-        folder = stack.enter_context(TemporaryDirectory(prefix="draftwood-"))
-        if options.own_text:
-            flags += ["--own-text-tokens", str(options.own_text), "--model-cache-folder", folder]
         with console.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
-        if options.own_text:
-            with console.status("Writing the model's own text"):
-                _await_own_text(Path(folder), server)
         other_load = OtherLoad()
-        measuring = _measure(server.target, texts, options, lambda info: _peers(stack, chosen, options, info, folder))
-        info, measured, peers = uvloop.run(measuring)
+        info, measured, peers = uvloop.run(_measure(server.target, texts, options, chosen, stack))
         busy = other_load.share()
     rows, name = _rows(measured, peers), describe_served(chosen, info)
-    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts{options.conditions}"
+    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts"
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     output.draw(lambda axes: draw(rows, title, axes))
     output.report(
@@ -138,34 +115,18 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         strategy=info.default_strategy,
         latency_unit="ms",
         vocabulary=info.vocab_size,
-        context=options.context,
         sampled=options.sampled,
-        own_text=options.own_text,
         busy=busy,
     )
-    errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
-    if errors:
+    if errors := [result.error for window in measured.values() for result in window.results if result.error]:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
-def _await_own_text(folder: Path, server: ServerProcess) -> None:
-    """Waits until the service has written its file. Raises BenchmarkError."""
-    deadline = time.monotonic() + _OWN_TEXT_SECONDS
-    while not any(folder.glob("own-text-*.npy")):
-        if time.monotonic() > deadline:
-            raise BenchmarkError(f"no own text within {_OWN_TEXT_SECONDS:.0f} s\n{log_tail(server.log)}")
-        time.sleep(0.2)
-
-
-def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers | None) -> Rows:
-    """The rows of the report, by concurrency, those of engines without a service first."""
-    rows = [
-        row_of(level, drafting, window, None if peers is None else peers.fastest(level))
-        for (level, drafting), window in sorted(measured.items())
-    ]
-    if peers is not None:
-        windows = sorted(peers.windows.items(), key=lambda item: item[0], reverse=True)
-        rows = [peer_row(level, window, peers.fastest(level), state) for (level, state), window in windows] + rows
+def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers) -> Rows:
+    """The rows of the report, by concurrency, those of peers first."""
+    windows = sorted(peers.windows.items(), key=lambda item: item[0], reverse=True)
+    rows = [peer_row(level, window, peers.fastest(level), state) for (level, state), window in windows]
+    rows += [row_of(*case, window, peers.fastest(case[0])) for case, window in sorted(measured.items())]
     return sorted(rows, key=lambda row: row["concurrency"])
 
 
@@ -177,41 +138,14 @@ def read_levels(text: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: ModelInfo, folder: str) -> list[Peer]:
-    """A process of the peer for each kind of drafts, with the model of the service; they end with the stack.
-
-    Args:
-        folder: where the service has put the model's own text.
-    """
+async def _measure(
+    target: str, texts: list[str], options: LoadOptions, chosen: ChosenModel, stack: ExitStack
+) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers]:
+    """The model, what its clients measured by (concurrency, drafting), and the windows of peers, which end with the
+    stack."""
     import torch
 
-    threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
-    model = PeerModel(
-        chosen.path,
-        info.dtype,
-        threads,
-        max(options.levels),
-        weights=weights,
-        gguf=options.peer_gguf or chosen.options.model,
-    )
-    peers = [
-        stack.enter_context(running_peer(name, replace(model, drafts=drafts), info.device))
-        for name, drafts in options.peers
-    ]
-    if options.engine_alone:
-        ours = {"strategy": info.default_strategy, "own_text": options.own_text, "own_text_folder": folder}
-        ours |= {"device": info.device, "runner": chosen.options.runner}
-        for drafts in ("none", OURS):
-            load = asdict(replace(model, drafts=drafts)) | ours
-            peers.append(stack.enter_context(running_program(OUR_ENGINE, "engine_peer", **load)))
-    return peers
-
-
-async def _measure(
-    target: str, texts: list[str], options: LoadOptions, start_peers: Callable[[ModelInfo], list[Peer]]
-) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers | None]:
-    """The model, what its clients measured by (concurrency, drafting), and the peer's windows."""
-    max_tokens, warm, context = options.max_tokens, options.warm, options.context
+    max_tokens, warm = options.max_tokens, options.warm
     async with AsyncClient(target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, texts, max_tokens)
@@ -219,38 +153,32 @@ async def _measure(
     if len(prompts) <= warm:
         raise BenchmarkError(f"{len(prompts)} prompts fit the model; {warm} to warm up with leave none to measure")
     split = len(prompts) - warm
-    measured_prompts: list[Prompt] = list(prompts[:split])
-    if context is not None:
-        arrays = [np.array(prompt, np.int32) for prompt in ids]
-        long = with_length(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
-        ids[:split] = [prompt.tolist() for prompt in long]
-        measured_prompts = [*ids[:split]]
     generation = cast(GenerateOptions, {"max_tokens": max_tokens, **(SAMPLED if options.sampled else {})})
-    questions = Questions(target, measured_prompts, prompts[split:], generation)
+    questions = Questions(target, prompts[:split], prompts[split:], generation)
     clients = max(options.levels)
-    first = take_from([questions.plain() for _ in range(clients)])  # slower: KV memory is written for the first time
+    first = islice(questions.plain(), clients)  # slower: KV memory is written for the first time
     await closed_loop(target, clients, first, math.inf)
-    seconds = options.duration / ORDER.count(False)
-    processes = start_peers(info)
-    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds, clients) if processes else None
+    seconds, threads = options.duration / ORDER.count(False), chosen.options.threads or torch.get_num_threads()
+    processes = options.running_peers(stack, chosen, info.dtype, info.device, threads=threads, streams=clients)
+    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds, clients)
     measured: dict[tuple[int, bool], Window] = {}
     windows = [(level, number, drafting) for level in options.levels for number, drafting in enumerate(ORDER)]
     columns = (TextColumn("{task.description:38}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
         task = bar.add_task("", total=len(windows))
         for level, number, drafting in windows:
-            if peers is not None and number == 0:
-                bar.update(task, description=f"{level} clients, peer")
+            if number == 0:
+                bar.update(task, description=f"{level} clients, peers")
                 peers.measure(level)
             if drafting:
                 bar.update(task, description=f"{level} clients: warming up memories")
                 await questions.prepare(level + _FASTER * len(measured[level, False].results))
             bar.update(task, description=f"{level} clients, drafting {'on' if drafting else 'off'}")
-            take = questions.drafted if drafting else questions.plain
-            window = await closed_loop(target, level, take, options.duration / ORDER.count(drafting))
+            asked = questions.drafted() if drafting else questions.plain()
+            window = await closed_loop(target, level, asked, options.duration / ORDER.count(drafting))
             measured[level, drafting] = Window.joined([measured.get((level, drafting), Window()), window])
             bar.advance(task)
-            if peers is not None and number == len(ORDER) - 1:
+            if number == len(ORDER) - 1:
                 peers.measure(level)
     return info, measured, peers
 
@@ -309,21 +237,19 @@ def _rounded(value: float | None) -> float | None:
 
 def table_of(rows: Rows, title: str) -> Table:
     peer = any(row["vs_peer"] is not None for row in rows)
-    plain = {(row["engine"], row["concurrency"]): row["tokens_per_s"] for row in rows if not row["drafting"]}
+    plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["engine"] == OURS and not row["drafting"]}
 
     def more(row: dict[str, Any]) -> dict[str, Any]:
-        of = row["engine"] if row["engine"] == OUR_ENGINE else OURS
-        off = plain[of, row["concurrency"]]
+        off = plain[row["concurrency"]]
         return {"name": _name(row), "spread": half_range(row), "x_off": row["tokens_per_s"] / off if off else None}
 
     columns = {"clients": "{concurrency}", "drafts": "{name}", "tok/s": "{tokens_per_s:.0f}", "+-": "{spread:.0%}"}
     columns |= {"x off": "{x_off:.2f}"} | ({"x peer": "{vs_peer:.2f}"} if peer else {})
     columns |= {"accept": "{acceptance_length:.2f}", "TTFT ms": "{ttft_p50:.0f} / {ttft_p99:.0f}"}
     columns |= {"TPOT ms": "{tpot_p50:.1f} / {tpot_p99:.1f}", "err": "{errors}"}
-    alone = " engine alone: without gRPC, as the peer;" if any(row["engine"] == OUR_ENGINE for row in rows) else ""
     caption = (
         "+-: half the range of the windows; x off: throughput against drafting off;"
-        f"{' x peer: against the fastest peer;' if peer else ''}{alone} accept: acceptance length, tokens per step;"
+        f"{' x peer: against the fastest peer;' if peer else ''} accept: acceptance length, tokens per step;"
         " TTFT, TPOT: time to the first token and for each later one, median / 99th percentile;"
         " err: requests that failed"
     )
@@ -331,18 +257,15 @@ def table_of(rows: Rows, title: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    on = f"on{'' if row['warm'] else ', cold'}" if row["drafting"] else "off"
     if row["engine"] == OURS:
-        return on
-    if row["engine"] == OUR_ENGINE:
-        return f"{on}, engine alone"
+        return "on" if row["drafting"] else "off"
     return f"{row['engine']}, {row['drafts']}{'' if row['warm'] else ' cold'}" if row["drafting"] else row["engine"]
 
 
 def draw(rows: Rows, title: str, axes: Any) -> None:
     for name in dict.fromkeys(map(_name, rows)):
         mine = [row for row in rows if _name(row) == name]
-        name = f"drafting {name}" if mine[0]["engine"] in (OURS, OUR_ENGINE) else name
+        name = f"drafting {name}" if mine[0]["engine"] == OURS else name
         axes.plot([r["concurrency"] for r in mine], [r["tokens_per_s"] for r in mine], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)

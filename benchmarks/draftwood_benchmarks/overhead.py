@@ -10,7 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from typing import Annotated, Any
 
@@ -43,7 +43,6 @@ _STRATEGY = "hybrid"
 """Of `--growth`."""
 _CONTEXTS = (512, 4_096, 16_384, 65_536)
 _MEMORIES = (10_000, 100_000, 1_000_000)
-_SAMPLING = {"vocabulary": "{vocabulary:,}", "top-k": "{top_k}", "top-p": "{top_p:g}", "ms": "{choose_ms:.3f}"}
 
 
 @command
@@ -55,16 +54,9 @@ def overhead(
     growth: Annotated[
         bool, typer.Option("--growth", help="Measure what grows with vocabulary, context, prompt and memory.")
     ] = False,
-    sampling: Annotated[
-        bool, typer.Option("--sampling", help="Measure what choosing a token takes by the size of the vocabulary.")
-    ] = False,
 ) -> None:
     """Microseconds of a decoding step that the model does not take, for each sequence, by strategy."""
     levels = read_levels(streams)
-    if sampling:
-        rows = [*sampling_rows(rounds)]
-        output.report(table("Choosing a token, temperature 0.6", rows, _SAMPLING), rows)
-        return
     for strategy in STRATEGIES:  # compiled code is loaded at its first call
         warm_up(strategy)
         step_us(strategy, 2, nodes)
@@ -159,8 +151,10 @@ def step_us(
         engine.step()
     for _ in range(_WARM_STEPS):
         engine.step()
-    with collector_off():
-        seconds = [_timed_step(engine, runner) for _ in range(_STEPS)]
+    gc.collect()
+    gc.disable()  # a collection that scans all libraries takes longer than what is timed
+    seconds = [_timed_step(engine, runner) for _ in range(_STEPS)]
+    gc.enable()
     assert engine.running == streams, "a sequence ended before the last measured step"
     if reasons := {sequence.stats.drafting_disabled_reason for sequence in running} - {""}:
         raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
@@ -190,19 +184,6 @@ def _timed_step(engine: Engine, runner: CostlessRunner) -> float:
     return time.perf_counter() - began - (runner.seconds - spent)
 
 
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """A collection that scans all libraries takes longer than what is timed."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
 def _learned_strategy(name: str, learned: int) -> Any:
     """A strategy that has learned so many answers."""
     strategy: Any = create(name)
@@ -221,25 +202,21 @@ _DEVIATION, _LIKELY, _ABOVE = 2.5, 30, 14.0
 """Made-up logits: normal, and a few likely tokens up to so much above them."""
 
 
-def sampling_rows(rounds: int) -> Iterator[dict[str, Any]]:
-    """One for each vocabulary and pair of options; "choose_ms" are the milliseconds of `TokenSampler.sample` at
-    temperature 0.6, median."""
+def by_vocabulary(rounds: int) -> Iterator[dict[str, Any]]:
+    """The median times of `TokenSampler.sample` at temperature 0.6, and of the 8 most probable tokens of 49 rows."""
     for vocabulary in VOCABULARIES:
         logits = _logits(vocabulary)
         for top_k, top_p in OPTIONS:
-            milliseconds = _sample_us(logits, top_k, top_p, 30 * rounds) / 1000
-            yield {"vocabulary": vocabulary, "top_k": top_k, "top_p": top_p, "choose_ms": milliseconds}
+            [sequence] = sequences([np.arange(8, dtype=np.int32)], Task(100_000, 0.6, top_k, top_p))
+            choose = partial(_choose, TokenSampler(sequence, frozenset(), vocabulary), cycle(logits))
+            what = f"choosing a token, top-k {top_k or 'off'}, top-p {top_p:g}"
+            yield host_row("vocabulary", vocabulary, what, _median_us(choose, 30 * rounds))
+        find = partial(most_probable, logits, _TOP, usable_cpus())
+        yield host_row("vocabulary", vocabulary, f"top {_TOP} of {_ROWS} rows", _median_us(find, 5 * rounds))
 
 
-def by_vocabulary(rounds: int) -> Iterator[dict[str, Any]]:
-    """Those rows, and the median time of the 8 most probable tokens of 49 rows."""
-    for row in sampling_rows(rounds):
-        what = f"choosing a token, top-k {row['top_k'] or 'off'}, top-p {row['top_p']:g}"
-        yield host_row("vocabulary", row["vocabulary"], what, round(1000 * row["choose_ms"], 1))
-    for vocabulary in VOCABULARIES:
-        logits = _logits(vocabulary)
-        microseconds = _median_us(lambda: most_probable(logits, _TOP, usable_cpus()), 5 * rounds)  # noqa: B023
-        yield host_row("vocabulary", vocabulary, f"top {_TOP} of {_ROWS} rows", microseconds)
+def _choose(sampler: TokenSampler, rows: Iterator[Any]) -> None:
+    sampler.sample_and_accept(next(rows), [0])
 
 
 def _logits(vocabulary: int) -> Any:
@@ -249,12 +226,6 @@ def _logits(vocabulary: int) -> Any:
     for row in logits:
         row[random.integers(0, vocabulary, _LIKELY)] += random.random(_LIKELY).astype(np.float32) * _ABOVE
     return logits
-
-
-def _sample_us(logits: Any, top_k: int, top_p: float, times: int) -> float:
-    [sequence] = sequences([np.arange(8, dtype=np.int32)], Task(100_000, 0.6, top_k, top_p))
-    sampler, rows = TokenSampler(sequence, frozenset(), logits.shape[1]), cycle(logits)
-    return _median_us(lambda: sampler.sample_and_accept(next(rows), [0]), times)
 
 
 def _median_us(call: Callable[[], object], times: int) -> float:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import typer
 from rich.table import Table
 
 from draftwood_benchmarks.harness.models import ModelOptions, check_strategies, chosen_model, describe
-from draftwood_benchmarks.harness.prompts import SAMPLED, encode, random_prompts, read_prompts, split, with_length
+from draftwood_benchmarks.harness.prompts import SAMPLED, encode, read_prompts, split
 from draftwood_benchmarks.harness.report import (
     BenchmarkError,
     OtherLoad,
@@ -42,22 +43,15 @@ RANDOM_TEMPERATURE = 2.0
 """For text that cannot be predicted; higher than any service samples at."""
 _RANDOM_PROMPT_TOKENS = 32
 _MAX_DRAFT_NODES = 48
-_LIMIT, _WARM = 20, 120
-_COSTLY_LIMIT, _COSTLY_WARM, _COSTLY_STRATEGY = 3, 16, "hybrid"
-"""Defaults with a real vocabulary or a real context, which let a run of the shape 110m end within ten minutes."""
 
 
 @dataclass(frozen=True)
 class SpeedOptions(AskedOptions):
-    """The options of the command but those of the model. `complete` gives those that are None their defaults."""
+    """The options of the command but those of the model."""
 
     strategy: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A strategy to measure; may be given several times. By default all, or hybrid alone with --vocabulary"
-            " or --context.",
-            show_default=False,
-        ),
+        typer.Option(help="A strategy to measure; may be given several times. All by default.", show_default=False),
     ] = None
     text: Annotated[
         Literal["prompts", "random"],
@@ -66,23 +60,13 @@ class SpeedOptions(AskedOptions):
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
     ] = 2
-    limit: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Measured prompts. By default 20, or 3 with --vocabulary or --context.",
-            show_default=False,
-        ),
-    ] = None  # type: ignore[assignment]  # as `complete` leaves it
+    limit: Annotated[int, typer.Option(min=1, help="Measured prompts.")] = 20
     warm: Annotated[
         int,
         typer.Option(
-            min=0,
-            help="Prompts after the measured ones; the warm memories learn from their answers. By default 120, or 16"
-            " with --vocabulary or --context, and 0 for random text.",
-            show_default=False,
+            min=0, help="Prompts after the measured ones; the warm memories learn from their answers. Not random text."
         ),
-    ] = None  # type: ignore[assignment]
+    ] = 120
     budget: Annotated[
         int | None,
         typer.Option(
@@ -91,6 +75,9 @@ class SpeedOptions(AskedOptions):
             show_default=False,
         ),
     ] = None
+    own_text: Annotated[
+        int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
+    ] = 0
 
     @property
     def text_name(self) -> str:
@@ -102,25 +89,15 @@ class SpeedOptions(AskedOptions):
         """Whether the text cannot be predicted."""
         return self.text == "random"
 
-    def complete(self, model: ModelOptions) -> SpeedOptions:
-        """With defaults for this model. Raises InvalidInputError: options exclude each other."""
+    def checked(self) -> SpeedOptions:
+        """Itself; random text warms no memory. Raises InvalidInputError: options exclude each other."""
         check_strategies(name for name in self.strategy or () if name not in LOADED_BY)
-        costly = model.vocabulary is not None or self.context is not None
-        default_warm = 0 if self.random else _COSTLY_WARM if costly else _WARM
-        complete = replace(
-            self,
-            strategy=self.strategy or ([_COSTLY_STRATEGY] if costly else None),
-            limit=self.limit or (_COSTLY_LIMIT if costly else _LIMIT),
-            warm=default_warm if self.warm is None else self.warm,
-        )
-        for name, _ in complete.peers:
+        for name, _ in self.peers:
             if self.random and name != "vllm":
                 raise InvalidInputError("--peer", name, "it decodes greedily; leave --text random out")
         if self.random and self.sampled:
             raise InvalidInputError("--sampled", True, "random text is sampled at temperature 2; leave --text out")
-        if self.random and self.context is not None:
-            raise InvalidInputError("--context", self.context, "prompts of random text have 32 tokens")
-        return complete
+        return replace(self, warm=0) if self.random else self
 
 
 @command
@@ -130,23 +107,26 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
 
     Ends with status 1 if float32 outputs differ from plain decoding in a single token.
     """
-    options = given.complete(model)
-    with chosen_model(model, options.positions) as chosen:
+    options = given.checked()
+    with chosen_model(model) as chosen:
         import torch
 
         from draftwood_benchmarks.contenders import Measurement, references
-        from draftwood_benchmarks.harness.answers import Task, write_own_text
+        from draftwood_benchmarks.harness.answers import Task
         from draftwood_model_runner.engine import model_strategies
 
         with console.status("Loading the model"):
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
             engine = _engine(loaded, options, threads)
-            small = chosen.same_text and options.context is None and options.warm > 1
+            small = chosen.same_text and options.warm > 1
             teacher = _engine(chosen.load_small(), options, threads) if small else engine
         if options.own_text:
             with console.status("Writing the model's own text"):
-                engine.set_model_table(write_own_text(teacher, options.own_text))
+                own_text = teacher.own_text(options.own_text, None)
+                while not own_text.done:
+                    own_text.step()
+                engine.set_model_table(own_text.rows)
         measured, others = _prompts(loaded, options)
         task = Task(options.max_tokens)
         if options.random:
@@ -163,13 +143,13 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
         f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
     )
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
+    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
     output.report(
-        table_of(rows, title + options.conditions),
+        table_of(rows, title),
         rows,
         model=name,
         text=options.text,
         vocabulary=loaded.vocab_size,
-        context=options.context,
         prompts=options.limit,
         warm_prompts=options.warm,
         budget=options.budget,
@@ -185,15 +165,12 @@ def _engine(model: LoadedModel, options: SpeedOptions, threads: int) -> Engine:
     from draftwood_model_runner.engine import Engine, EngineConfig
 
     nodes = options.budget or _MAX_DRAFT_NODES
-    # One long prompt is answered at a time; others are short.
-    kv_tokens = None if options.context is None else 2 * (model.max_context + nodes)
     # transformers has no prefix cache, and all contenders answer the same prompts.
     config = EngineConfig(
         max_draft_nodes=nodes,
         adaptive_budget=options.budget is None,
         prefix_cache=False,
         threads=threads,
-        kv_cache_tokens=kv_tokens,
     )
     return Engine(model, config)
 
@@ -210,18 +187,15 @@ def _strategies(wanted: list[str] | None) -> list[str]:
 
 
 def _prompts(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
-    """The prompts that are measured, and others, which stay short."""
+    """The prompts that are measured, and others."""
     if options.random:
-        prompts = random_prompts(options.limit + options.warm, _RANDOM_PROMPT_TOKENS, model.vocab_size)
-        return split(prompts, options.limit, options.warm)
+        shape = options.limit, _RANDOM_PROMPT_TOKENS
+        return [*np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)], []
     encoded = [encode(model.tokenizer, prompt) for prompt in read_prompts(options.prompts)]
     fitting = [prompt for prompt in encoded if prompt.size + options.max_tokens <= model.max_context]
     if len(fitting) < len(encoded):
         console.print(f"{len(encoded) - len(fitting)} prompts are left out: they do not fit the model's context.")
-    measured, others = split(fitting, options.limit, options.warm)
-    if options.context is not None:
-        measured = with_length(measured, options.context, fitting, model.max_context - options.max_tokens)
-    return measured, others
+    return split(fitting, options.limit, options.warm)
 
 
 PLAIN = "none"

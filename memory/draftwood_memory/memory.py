@@ -48,7 +48,7 @@ from draftwood_memory.store.stored import StoreClock, StoredMemory
 from draftwood_strategies import Strategy
 
 _FIRST_WAIT = 0.05
-"""Seconds that a tenant's first request waits for its memory. `draftwood bench share`: a memory of 10,000 tokens takes
+"""Seconds that a tenant's first request waits for its memory. One of 10,000 tokens takes
 3 ms at the median and 6 ms at the 99th percentile, so any longer time works."""
 _STOP_SECONDS = 4.5
 """For the memory thread to send the outbox and end; a little more than it takes at most."""

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 1.0
 """Between two rounds while nothing is asked for: they evict memories and drop records that are too old."""
 _PUSH_SECONDS = 0.02
-"""Between two round trips that send the outbox: what is learned meanwhile goes in one entry. `draftwood bench share`
-measures the lag, of which this is the larger part."""
+"""Between two round trips that send the outbox: what is learned meanwhile goes in one entry. It is the
+larger part of the lag between replicas."""
 _CHECK_SECONDS = 30.0
 """Interval in which memories in use are compared with the store's, besides after failures: a connection that broke
 while idle is replaced without a failure."""

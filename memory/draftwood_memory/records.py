@@ -40,7 +40,7 @@ _HEAD = struct.Struct("<BB8sI")
 _FORMAT = 1
 _LEVEL = 1
 """zlib's fastest level: 2,135 KB instead of 2,540 KB for a million tokens drawn at random from 8,000, at no cost in the
-time to load them (`draftwood bench share`)."""
+time to load them."""
 _RECORD_BYTES = 384
 """Of a record's Python objects, beside its tokens: 211 bytes from a large entry and 389 alone, with tracemalloc."""
 

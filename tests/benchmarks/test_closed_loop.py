@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice
 
 import grpc
 import pytest
 
-from draftwood_benchmarks.closed_loop import Questions, RequestResult, closed_loop, take_from
+from draftwood_benchmarks.closed_loop import Questions, RequestResult, closed_loop
 from draftwood_benchmarks.peers.process import MeasuredPeers, PeerModel, PeerState, running_peer
 from draftwood_client import UnavailableError
 from draftwood_client.errors import ErrorDetails
@@ -30,8 +31,8 @@ def test_latencies_are_those_of_the_first_tokens_and_of_each_later_one() -> None
 async def test_a_closed_loop_ends_when_there_is_nothing_more_to_ask() -> None:
     with FakeServer() as server:
         questions = Questions(server.target, ["a", "b", "c"], ["d", "e"], {"max_tokens": 8})
-        requests = [questions.plain() for _ in range(5)]
-        window = await closed_loop(server.target, 2, take_from(requests), math.inf)
+        requests = [*islice(questions.plain(), 5)]
+        window = await closed_loop(server.target, 2, iter(requests), math.inf)
     assert len(window.results) == 5
     assert all(result.error is None and result.tokens > 0 for result in window.results)
     assert 0 < window.seconds < 60
@@ -42,12 +43,10 @@ async def test_a_closed_loop_ends_when_there_is_nothing_more_to_ask() -> None:
 async def test_no_tenant_is_asked_a_question_twice_and_each_has_learned_first() -> None:
     with FakeServer() as server:
         questions = Questions(server.target, ["a", "b", "c"], ["d", "e"], {"max_tokens": 8})
-        assert questions.drafted() is None
+        assert not [*questions.drafted()]
         await questions.prepare(5)
         learned = [(request.tenant, request.text) for request in server.requests]
-    requests = []
-    while (request := questions.drafted()) is not None:
-        requests.append((request.options["tenant"], request.prompt))
+    requests = [(request.options["tenant"], request.prompt) for request in questions.drafted()]
     assert len(requests) == len(set(requests)) == 6
     tenants = {tenant for tenant, _ in requests}
     assert len(tenants) == 2

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
 from draftwood_benchmarks.commands import COMMANDS, bench
-from draftwood_service.auth.auth_file import KeyEntry, new_key
 from tests.benchmarks.conftest import ReportOf
 
 system = pytest.mark.system
@@ -35,30 +32,19 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
     assert bench([name, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text
-    if name not in ("replay", "memory", "share", "gpu", "overhead"):
+    if name not in ("replay", "memory", "gpu", "overhead"):
         assert "--device" in help_text
         assert "--threads" in help_text
 
 
-@pytest.mark.parametrize("with_key", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=system)])
-def test_two_services_are_compared_in_turn(with_key: bool, tmp_path: Path, report_of: ReportOf) -> None:
-    made, file = new_key(), tmp_path / "auth.yaml"
-    entry = KeyEntry(id=made.id, tenant="acme", sha256=made.sha256, created=datetime.now(UTC))
-    file.write_text(yaml.safe_dump({"keys": [entry.model_dump()]}))
-    of_b = ["--b", f"--auth-file {file}", "--b-key", made.key] if with_key else ["--b-observed"]
-    report = report_of("ab", *of_b, "--b-gateway", "--streams", "2", "--pairs", "2", "--max-tokens", "4")
+@system
+def test_two_services_are_compared_in_turn(report_of: ReportOf) -> None:
+    of_b = ["--b-observed", "--b-gateway"]
+    report = report_of("ab", *of_b, "--streams", "2", "--pairs", "2", "--max-tokens", "4")
     (row,) = report["rows"]
     assert (row["streams"], row["pairs"]) == (2, 2)
     assert 0 < row["low"] <= row["ratio"] <= row["high"]
-    assert [report[name] for name in ("b_gateway", "b_observed", "b_key")] == [True, not with_key, with_key]
-
-
-def test_choosing_a_token_of_a_large_vocabulary_takes_little(report_of: ReportOf) -> None:
-    rows = report_of("overhead", "--sampling", "--rounds", "1")["rows"]
-    assert [row["vocabulary"] for row in rows[::3]] == [4_096, 32_000, 151_936, 262_144]
-    assert [(row["top_k"], row["top_p"]) for row in rows[:3]] == [(20, 0.95), (0, 0.95), (0, 1.0)]
-    for row in rows:  # a busy machine takes several times as long; a sort, and noise for all tokens, fifty times
-        assert 0 < row["choose_ms"] < (0.6 if row["top_k"] else 3.0)
+    assert [report[name] for name in ("b_gateway", "b_observed")] == [True, True]
 
 
 @system
@@ -85,7 +71,7 @@ def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path, repor
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ("step --shape 13b", 2, "error: shape: '13b' is not allowed; it must be one of native, 110m"),
+        ("step --shape 14b", 2, "error: shape: '14b' is not allowed; it must be one of native, 110m"),
         ("step --shape 64x2x2x128", 2, "grows from 256x6x4x704 and cannot lose hidden"),
         ("step --device abacus", 2, "it must be auto, cpu, cuda or cuda:N"),
         ("step --model /no/such/model", 1, "no such folder; give a folder or a hub id"),
@@ -95,14 +81,10 @@ def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path, repor
         pytest.param("speed --limit 100 --warm 100", 1, "but only 140 fit the model", marks=system),
         ("speed --peer openvino-genai --text random", 2, "it decodes greedily"),
         ("speed --text random --sampled", 2, "--sampled"),
-        ("speed --text random --context 512", 2, "--context"),
         ("speed --peer openvino-genai --peer-drafts suffix", 2, "must be one of none, prompt-lookup with --peer openv"),
         ("load --peer vllm --peer-drafts prompt-lookup", 2, "one of none, ngram, suffix, draftwood with --peer vllm"),
         ("speed --weights int8 --runner torch", 2, "it must be as-is with runner torch"),
-        ("quality --text /no/such/file", 2, "weights: 'as-is' is not allowed; it must be int8 or int4"),
-        ("quality --weights int8 --text /no/such/file", 1, "/no/such/file"),
         ("load --concurrency 1,x", 2, "it must be numbers from 1 to 4096"),
-        ("load --engine vllm --engine-alone", 2, "--engine-alone"),
         pytest.param("load --warm 140", 1, "leave none to measure", marks=pytest.mark.slow),
         ("ab", 2, "must differ from A"),
     ],

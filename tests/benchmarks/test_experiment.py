@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_steps_per_answer_are_those_of_one_replay(trace: Path) -> None:
     recordings = list(read_trace(trace))
-    steps = steps_of(ArmSpec("a", "trie", {}), recordings, 16)
+    steps = steps_of(ArmSpec("a", "trie", {}), recordings, partial(replay, budget=16))[:, 0]
     assert steps.sum() == replay(create("trie"), recordings, 16).steps
     assert steps[0] > 3 * steps[1]  # the first answer is drafted from nothing
 
@@ -29,7 +30,7 @@ def test_steps_per_answer_are_those_of_one_replay(trace: Path) -> None:
 def test_rows_compare_with_the_first_arm() -> None:
     tokens = np.full(50, 60)
     specs = [ArmSpec("a", "none", {}), ArmSpec("b", "trie", {})]
-    control, treatment = np.tile([60, 30], 25), np.tile([30, 15], 25)
+    control, treatment = np.tile([[60, 0], [30, 0]], (25, 1)), np.tile([[30, 0], [15, 0]], (25, 1))
     first, second = paired(specs, [control, treatment], tokens)
     assert (first["steps"], first["change"]) == (2250, None)
     assert first["acceptance_length"] == pytest.approx(4 / 3)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from draftwood_benchmarks.gpu import LONG_SHAPES, targets
+from draftwood_benchmarks.gpu import targets
 from draftwood_benchmarks.harness.widen import SHAPES, parse_shape, shape_of
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.runners.cuda.device import require_triton
@@ -68,9 +68,9 @@ def test_causal_attention_of_the_same_size_sees_the_whole_context() -> None:
     assert case.error() < 1e-5
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *LONG_SHAPES])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_bundled_model_grows_to_every_shape(shape: str) -> None:
-    wanted = parse_shape(LONG_SHAPES.get(shape, shape))
+    wanted = parse_shape(shape)
     bundled = shape_of(AutoConfig.from_pretrained(BUNDLED_MODEL))
     assert wanted is not None
     assert all(

@@ -143,7 +143,7 @@ def test_shapes_are_read_and_written() -> None:
     assert parse_shape("110m") is SHAPES["110m"]
     assert parse_shape("320x7x5x768") == Shape(320, 7, 5, 768)
     assert str(Shape(320, 7, 5, 768)) == "320x7x5x768"
-    for text in ("", "13b", "320x7x5", "320x7x5x-8", "320x7x5x7.5", "ax7x5x768"):
+    for text in ("", "14b", "320x7x5", "320x7x5x-8", "320x7x5x7.5", "ax7x5x768"):
         with pytest.raises(InvalidValueError, match="110m"):
             parse_shape(text)
 

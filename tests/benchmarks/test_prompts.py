@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.harness.prompts import random_prompts, read_prompts, split, with_length
+from draftwood_benchmarks.harness.prompts import read_prompts, split
 from draftwood_benchmarks.harness.report import BenchmarkError
 
 
@@ -44,22 +44,9 @@ def test_a_file_without_prompts_says_where(tmp_path: Path) -> None:
 
 
 def test_the_measured_prompts_and_those_to_warm_up_with_are_apart() -> None:
-    prompts = random_prompts(10, 4, 100)
-    assert all(np.array_equal(a, b) for a, b in zip(prompts, random_prompts(10, 4, 100), strict=True))
+    prompts = [np.full(4, number, np.int32) for number in range(10)]
     measured, others = split(prompts, 3, 5)
     assert [len(measured), len(others)] == [3, 5]
     assert all(np.array_equal(a, b) for a, b in zip(measured + others, prompts, strict=False))
     with pytest.raises(BenchmarkError, match="only 10"):
         split(prompts, 3, 8)
-
-
-def test_prompts_are_lengthened_by_others_in_front_of_them() -> None:
-    short = [np.arange(5, dtype=np.int32), np.arange(10, 15, dtype=np.int32)]
-    first, second = with_length(short, 12, [np.arange(100, 103, dtype=np.int32), np.array([103], np.int32)], 12)
-    assert (first.size, second.size) == (12, 12)
-    assert (first[-5:].tolist(), second[-5:].tolist()) == (short[0].tolist(), short[1].tolist())
-    assert first[0] != second[0]  # or the prefix cache would know the one from the other
-    assert set(first[:7].tolist()) <= {100, 101, 102, 103}
-    assert with_length(short, 3, short, 12)[1].tolist() == [12, 13, 14]
-    with pytest.raises(BenchmarkError, match="12 tokens at most"):
-        with_length(short, 13, short, 12)

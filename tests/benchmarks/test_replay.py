@@ -177,7 +177,6 @@ def test_the_drafts_of_a_peer_are_replayed_beside_ours(
     [
         ("replay absent.jsonl", 2, "absent.jsonl"),
         ("replay --strategy tire TRACE", 2, "tire"),
-        ("replay --learn all TRACE", 2, "all"),
         ("replay --budget 0 TRACE", 2, "--budget"),
         ("replay --chains 0 TRACE", 2, "--chains"),
         ("replay --chains 4 --cut 1.5 TRACE", 2, "--cut"),
@@ -242,7 +241,7 @@ def test_device_drafts_are_replayed_beside_those_of_the_host(
     tmp_path: Path, report_of: ReportOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = write_trace(tmp_path / "mine.jsonl", rows=3)
-    rows = report_of("replay", str(trace), "--device-drafts", "--budget", "4", "--budget", "16", "--learn", "both")
+    rows = report_of("replay", str(trace), "--device-drafts", "--budget", "4", "--budget", "16")
     assert "host" in capsys.readouterr().out
     for row, budget in zip(rows["rows"], (4, 16), strict=True):
         assert (row["trace"], row["strategy"], row["budget"]) == ("mine", "trie", budget)

@@ -5,9 +5,11 @@ No torch here: tokenizers and lists of token ids only.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,12 @@ MAX_POSITIONS = 2048
 _PACKING_POOL = 64
 """Documents that wait to be packed. Of 16 to 1,024, 64 gave the least padding with no document left waiting."""
 Exchange = tuple[str, str]
+
+
+def read_exchanges(path: Path) -> list[Exchange]:
+    """Of a file of JSON lines with `instruction` and `response`."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [(row["instruction"], row["response"]) for row in rows]
 
 
 def without(exchanges: Sequence[Exchange], heldout: Sequence[Exchange]) -> list[Exchange]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,11 +87,3 @@ def generate(module: Any, prompts: Sequence[Int32Array], max_tokens: int, **opti
     options = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0} | options
     written: list[list[int]] = module.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
     return written
-
-
-def write_own_text(engine: Engine, tokens: int, folder: Path | None = None) -> Int32Array:
-    """The model's table after so many tokens of its own text, or as the file in the folder has it."""
-    own_text = engine.own_text(tokens, folder)
-    while not own_text.done:
-        own_text.step()
-    return own_text.rows

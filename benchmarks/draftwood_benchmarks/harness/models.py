@@ -40,9 +40,9 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="SHAPE",
-            help="native, 110m, 400m, 1b, 7b, hybrid-100m (as Qwen3-Next) or HxLxHEADSxINTER: the model grown to this"
-            " shape, if it is a Llama. A forward pass costs as much as that of any model of the shape; the text stays"
-            " the same.",
+            help="native, 110m, 400m, 1b, 7b, 13b, 70b-layer, hybrid-100m (as Qwen3-Next) or HxLxHEADSxINTER: the model"
+            " grown to this shape, if it is a Llama. A forward pass costs as much as that of any model of the shape;"
+            " the text stays the same.",
         ),
     ] = "native"
     vocabulary: Annotated[

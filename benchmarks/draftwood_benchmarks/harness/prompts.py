@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from draftwood_benchmarks.harness.report import BenchmarkError
@@ -53,19 +51,14 @@ def read_prompts(path: Path | None) -> list[str]:
     if path is None:
         measured, others = read_questions()
         return measured + others
-    return [_prompt(line, f"{path}, line {number}") for number, line in lines_of(path)]
-
-
-def lines_of(path: Path) -> list[tuple[int, str]]:
-    """Number and text of each line that is not empty. Raises BenchmarkError: the file cannot be read, or holds none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{path}: {error}") from error
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
+    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         raise BenchmarkError(f"{path} holds no lines")
-    return numbered
+    return prompts
 
 
 def _prompt(line: str, where: str) -> str:
@@ -88,29 +81,6 @@ def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([{"role": "user", "content": text}])
     return tokenizer.encode(text)
-
-
-def with_length(
-    prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], longest: int
-) -> list[Int32Array]:
-    """The prompts with exactly so many tokens each, int32[tokens]: with prompts of `before` in front of them, each from
-    another place on, so that no two begin alike; or their ends, if they are longer.
-
-    Raises:
-        BenchmarkError: more than `longest` tokens.
-    """
-    if tokens > longest:
-        raise BenchmarkError(f"--context {tokens}: a prompt of this model has {longest} tokens at most with its answer")
-    text, long = np.concatenate(before), []
-    for i, prompt in enumerate(prompts):
-        front = np.resize(np.roll(text, -i * text.size // len(prompts)), max(tokens - prompt.size, 0))
-        long.append(np.ascontiguousarray(np.concatenate([front, prompt])[-tokens:], np.int32))
-    return long
-
-
-def random_prompts(count: int, length: int, vocab_size: int) -> list[Int32Array]:
-    """`count` prompts int32[length] of uniformly drawn tokens, the same in every run."""
-    return list(np.random.default_rng(0).integers(0, vocab_size, (count, length)).astype(np.int32))
 
 
 def split(prompts: list[Int32Array], measured: int, warm: int) -> tuple[list[Int32Array], list[Int32Array]]:

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
@@ -91,9 +91,7 @@ def _check_folder(flag: str, path: Path | None) -> None:
 
 def progress(items: Sequence[Item], title: str) -> Iterable[Item]:
     """The items, with a progress bar."""
-    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
-        yield from bar.track(items, description=title)
+    return track(items, title, console=console, refresh_per_second=2, transient=True)
 
 
 def table(

@@ -50,9 +50,12 @@ SHAPES = {
     "400m": Shape(1024, 24, 16, 4096),
     "1b": Shape(2048, 16, 32, 8192),
     "7b": Shape(4096, 32, 64, 11008),
+    "13b": Shape(5120, 40, 80, 13824),
+    "70b-layer": Shape(8192, 6, 128, 28672),
     "hybrid-100m": Shape(512, 24, 8, 1408, hybrid=True),
 }
-"""Shapes by their number of parameters, with the bundled model's vocabulary and heads of 64."""
+"""Shapes by their number of parameters, with the bundled model's vocabulary and heads of 64. "70b-layer" has six layers
+of a model of 70B, as the bundled one cannot lose any."""
 
 
 def parse_shape(text: str) -> Shape | None:
@@ -99,8 +102,6 @@ def widen(
     config = _config(small.config, shape, vocabulary)
     config.max_position_embeddings = context or config.max_position_embeddings
     if shape.hybrid:
-        from draftwood_benchmarks.harness.widen import hybridized
-
         large = hybridized(small, shape, dtype, device, config.max_position_embeddings, config.vocab_size)
         large.generation_config = copy.deepcopy(small.generation_config)
         return large.eval()

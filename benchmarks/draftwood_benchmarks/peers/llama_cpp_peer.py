@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -39,18 +39,19 @@ _LOG_LINES = 3
 
 
 class Engine:
-    """The server, or one for each memory if its drafts remember earlier answers."""
+    """Implements `serve_peer.StepEngine`: the server, or one for each memory if its drafts remember earlier answers. A
+    thread reads each answer.
+    """
 
     def __init__(self, request: dict[str, Any]) -> None:
         binary, self.version = _binary()
         streams = request["streams"]
-        context = 0 if streams == 1 else CONTEXT_OF_STREAMS * streams
         flags = {
             "--model": request["gguf"],
             "--threads": request["threads"],
             "--threads-batch": request["threads"],
             "--parallel": streams,
-            "--ctx-size": context,
+            "--ctx-size": 0 if streams == 1 else CONTEXT_OF_STREAMS * streams,
             "--cache-ram": 0,
             "--n-gpu-layers": 0,
         }
@@ -60,99 +61,60 @@ class Engine:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._servers: dict[str, _Server] = {}
         self._numbers = itertools.count()
-        self._server("")
+        self._written: queue.SimpleQueue[tuple[str, list[int], bool] | Exception] = queue.SimpleQueue()
+        self._readers: dict[str, threading.Thread] = {}
+        self._aborted: set[str] = set()
+        self.use("")
 
-    def generate(self, prompt: list[int], max_tokens: int, memory: str = "") -> dict[str, Any]:
-        """The greedy answer to one prompt."""
-        server = self._server(memory)
-        started = time.perf_counter()
-        [answer] = server.complete(prompt, max_tokens, stream=False)
-        seconds = time.perf_counter() - started
-        return {"tokens": answer["tokens"], "seconds": seconds, "steps": _steps(answer["timings"])}
-
-    def learn(self, prompts: list[list[int]], max_tokens: int, memory: str) -> dict[str, Any]:
-        """Answers all prompts, which drafts then know."""
-        started = time.perf_counter()
-        for prompt in prompts:
-            self.generate(prompt, max_tokens, memory)
-        return {"seconds": time.perf_counter() - started}
-
-    def load_test(
-        self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
-    ) -> dict[str, Any]:
-        """Keeps `streams` requests running for `seconds`; counts the tokens that they get, and times each request.
-
-        Drafts that remember answers are asked each prompt once: the window ends with the prompts.
-        """
-        server = self._server(memory)
-        waiting = iter(prompts) if memory else itertools.cycle(prompts)
-        window = _Window(server, waiting, max_tokens, seconds)
-        threads = [threading.Thread(target=window.ask, daemon=True) for _ in range(streams)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return window.result()
-
-    def _server(self, memory: str) -> _Server:
-        """The server that remembers what was asked under this name; of others, the latest."""
+    def use(self, memory: str) -> None:
+        """Asks the server that remembers what was asked under this name; of others, the latest is kept."""
         if memory not in self._servers:
             while len(self._servers) >= _MOST_SERVERS or "" in self._servers:
                 self._servers.pop(next(iter(self._servers))).stop()
             self._servers[memory] = _Server(self._command, self._folder / f"{next(self._numbers)}.sock")
-        return self._servers[memory]
 
+    def generate(self, prompt: list[int], max_tokens: int, memory: str = "") -> dict[str, Any]:
+        """The greedy answer to one prompt, which is not streamed."""
+        self.use(memory)
+        started = time.perf_counter()
+        [answer] = self._servers[memory].complete(prompt, max_tokens, stream=False)
+        seconds = time.perf_counter() - started
+        return {"tokens": answer["tokens"], "seconds": seconds, "steps": _steps(answer["timings"])}
 
-class _Window:
-    """What the threads of `load_test` share. Each takes prompts, and reads answers to the end of the window."""
+    def add(self, prompt: list[int], max_tokens: int, memory: str) -> str:
+        request = str(next(self._numbers))
+        parts = self._servers[memory].complete(prompt, max_tokens, stream=True)
+        self._readers[request] = threading.Thread(target=self._read, args=(request, parts), daemon=True)
+        self._readers[request].start()
+        return request
 
-    def __init__(self, server: _Server, waiting: Iterator[list[int]], max_tokens: int, seconds: float) -> None:
-        self._server, self._waiting, self._max_tokens = server, waiting, max_tokens
-        self._lock = threading.Lock()
-        self._started = time.perf_counter()
-        self._end = self._started + seconds
-        self._tokens = self._steps = 0
-        self._requests: list[tuple[float, float, int, int]] = []
-        self._errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
-
-    def ask(self) -> None:
+    def _read(self, request: str, parts: Generator[dict[str, Any]]) -> None:
+        """Puts the tokens of each forward pass into the queue."""
+        tokens, steps = list[int](), 0
         try:
-            while time.perf_counter() < self._end:
-                with self._lock:
-                    prompt = next(self._waiting, None)
-                    if prompt is None:
-                        self._end = min(self._end, time.perf_counter())  # with fewer streams, the window is over
+            with closing(parts):
+                for part in parts:
+                    if request in self._aborted:
                         return
-                self._read(prompt)
+                    tokens += part["tokens"]
+                    if tokens and _steps(part["timings"]) > steps:  # the last token of this pass
+                        self._written.put((request, tokens, False))
+                        tokens, steps = [], _steps(part["timings"])
+            self._written.put((request, tokens, True))
         except (OSError, ValueError, RuntimeError) as error:
-            self._errors.put(error)
+            self._written.put(error)
 
-    def _read(self, prompt: list[int]) -> None:
-        sent = time.perf_counter()
-        first = last = 0.0
-        first_tokens = tokens = counted = steps = 0
-        with closing(self._server.complete(prompt, self._max_tokens, stream=True)) as parts:
-            for part in parts:
-                now = time.perf_counter()
-                if now >= self._end and tokens:
-                    break
-                written = len(part["tokens"])
-                if written:
-                    first, first_tokens = (first, first_tokens) if tokens else (now, written)
-                    last, tokens = now, tokens + written
-                if now < self._end:
-                    counted, steps = tokens, _steps(part["timings"])
-        with self._lock:
-            self._tokens += counted
-            self._steps += steps
-            if tokens:
-                self._requests.append((first - sent, last - first, first_tokens, tokens))
+    def step(self) -> Iterator[tuple[str, list[int], bool]]:
+        written = self._written.get()
+        if isinstance(written, Exception):
+            raise written
+        yield written
 
-    def result(self) -> dict[str, Any]:
-        if not self._errors.empty():
-            raise self._errors.get()
-        seconds = self._end - self._started
-        return {"tokens": self._tokens, "seconds": seconds, "steps": self._steps, "requests": self._requests}
+    def abort(self, requests: Iterable[str]) -> None:
+        self._aborted |= {*requests}
+        for request in self._aborted:
+            self._readers[request].join()
+        self._written = queue.SimpleQueue()
 
 
 class _Server:

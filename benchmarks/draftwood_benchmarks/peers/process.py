@@ -21,17 +21,15 @@ from __future__ import annotations
 
 import json
 import os
-import queue
+import select
 import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -41,6 +39,9 @@ from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.sources import KNOWN_MODELS, fetch, gguf_file
 
+if TYPE_CHECKING:
+    from draftwood_benchmarks.harness.models import ChosenModel
+
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
 DRAFTS: dict[str, tuple[str, ...]] = {
@@ -49,7 +50,15 @@ DRAFTS: dict[str, tuple[str, ...]] = {
     "llama.cpp": ("none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
 }
 """What each peer can draft with here."""
+DRAFTS_WITH_MEMORY = ("suffix", "draftwood", "ngram-mod", "ngram-cache")
+"""Drafts that come from earlier answers as well."""
 _BY_PEER = "; ".join(f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items())
+MODULES = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer", "llama.cpp": "llama_cpp_peer"}
+LOAD_TIMEOUT, ANSWER_TIMEOUT, _END_TIMEOUT = 900.0, 300.0, 10.0
+"""Seconds to convert and load a model, for one answer, and to end."""
+_LOG_LINES, _ERROR_LENGTH = 5, 500
+_FIRST_SECONDS = 2.0
+"""Of the requests before those that are measured."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +67,6 @@ class AskedOptions:
 
     prompts: PromptsOption = None
     sampled: SampledOption = False
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="TOKENS",
-            help="Prompts of so many tokens, such as 512, 4096 or 16384: other questions come before each. Beyond 2,048"
-            " tokens the bundled model writes nonsense, at the cost of any model of its shape.",
-            show_default=False,
-        ),
-    ] = None
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,44 +92,24 @@ class AskedOptions:
         ),
     ] = None
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
-    own_text: Annotated[
-        int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
-    ] = 0
 
     @property
     def peers(self) -> list[tuple[str, str]]:
         """Each peer with what it drafts with. Raises InvalidInputError."""
         return drafts_of(self.peer or [], self.peer_drafts or [])
 
-    @property
-    def positions(self) -> int | None:
-        """Tokens of a prompt and its answer; None for those of the prompts as they are."""
-        return None if self.context is None else self.context + self.max_tokens
+    def running_peers(self, stack: ExitStack, chosen: ChosenModel, dtype: str, device: str, **model: Any) -> list[Peer]:
+        """A process of each peer for each kind of drafts; they end with the stack.
 
-    @property
-    def conditions(self) -> str:
-        """For the title of a table: what came before the measured prompts; "" for nothing."""
-        written = f"; after {self.own_text:,} tokens of the model's own" if self.own_text else ""
-        return written + ("" if self.context is None else f"; prompts of {self.context:,} tokens")
-
-
-DRAFTS_WITH_MEMORY = ("suffix", "draftwood", "ngram-mod", "ngram-cache")
-"""Drafts that come from earlier answers as well."""
-OUR_ENGINE = "draftwood-engine"
-"""Ours without its service, measured as a peer is; it needs no environment of its own."""
-MODULES: dict[str, str] = {
-    "openvino-genai": "openvino_genai_peer",
-    "vllm": "vllm_peer",
-    "llama.cpp": "llama_cpp_peer",
-}
-"""The module of each peer."""
-LOAD_TIMEOUT = 900.0
-"""Seconds to convert and load a model."""
-ANSWER_TIMEOUT = 300.0
-"""Seconds for one answer."""
-_END_TIMEOUT = 10.0
-_LOG_LINES = 5
-_ERROR_LENGTH = 500
+        Args:
+            model: further attributes of `PeerModel`.
+        """
+        weights, gguf = chosen.options.weights, self.peer_gguf or chosen.options.model
+        peer_model = PeerModel(chosen.path, dtype, weights=weights, gguf=gguf, **model)
+        return [
+            stack.enter_context(running_peer(name, replace(peer_model, drafts=drafts), device))
+            for name, drafts in self.peers
+        ]
 
 
 class PeerError(BenchmarkError):
@@ -188,16 +167,11 @@ class Peer:
     """
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: Path, drafts: str = "none") -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
         self.name = name
         self.drafts = drafts
         self.version = ""
         self._process = process
         self._log = log
-        self._stdin = process.stdin
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
 
     @property
     def has_memory(self) -> bool:
@@ -214,15 +188,8 @@ class Peer:
         self, prompts: Sequence[Sequence[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
     ) -> Window:
         """What `streams` concurrent requests got in a window. Raises PeerError."""
-        request = {
-            "op": "load_test",
-            "prompts": [list(prompt) for prompt in prompts],
-            "max_tokens": max_tokens,
-            "streams": streams,
-            "seconds": seconds,
-            **self._named(memory),
-        }
-        answer = self.ask(request, seconds + ANSWER_TIMEOUT)
+        request = {"op": "load_test", "prompts": [*map(list, prompts)], "max_tokens": max_tokens, "streams": streams}
+        answer = self.ask(request | {"seconds": seconds} | self._named(memory), seconds + ANSWER_TIMEOUT)
         timed = [  # as if each had been sent at 0
             RequestResult(0.0, ttft, ttft + decode_seconds, first_tokens, tokens)
             for ttft, decode_seconds, first_tokens, tokens in answer.get("requests", ())
@@ -232,7 +199,7 @@ class Peer:
     def learn(self, prompts: Sequence[Sequence[int]], max_tokens: int, memory: str) -> None:
         """Lets it answer prompts, for a memory. Raises PeerError."""
         if prompts and self.has_memory:
-            texts = [list(prompt) for prompt in prompts]
+            texts = [*map(list, prompts)]
             self.ask({"op": "learn", "prompts": texts, "max_tokens": max_tokens, "memory": memory}, LOAD_TIMEOUT)
 
     def _named(self, memory: str) -> dict[str, str]:
@@ -240,16 +207,17 @@ class Peer:
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Sends a request and returns its answer. Raises PeerError: it died, timed out, failed or sent no JSON."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
         try:
-            self._stdin.write(json.dumps(request) + "\n")
-            self._stdin.flush()
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
         except OSError:
             raise self._died() from None
-        try:
-            line = self._lines.get(timeout=timeout)
-        except queue.Empty:
-            raise PeerError(f"peer {self.name}: no answer to {request['op']} within {timeout:g} s") from None
-        if not line:
+        if not select.select([stdout], [], [], timeout)[0]:
+            raise PeerError(f"peer {self.name}: no answer to {request['op']} within {timeout:g} s")
+        if not (line := stdout.readline()):
             raise self._died()
         answer = None
         with suppress(ValueError):
@@ -260,11 +228,6 @@ class Peer:
         if "error" in answer:
             raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error'][:_ERROR_LENGTH]}")
         return answer
-
-    def _read(self, stdout: IO[str]) -> None:
-        for line in stdout:
-            self._lines.put(line)
-        self._lines.put("")
 
     def _died(self) -> PeerError:
         try:
@@ -336,48 +299,40 @@ def running_program(
     Raises:
         PeerError: the peer is not installed, ended by itself, or could not load.
     """
-    with TemporaryDirectory(prefix="draftwood-peer-") as folder:
-        log = Path(folder, "log")
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                command_of(name, module),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                process_group=0,
-            )
+    with TemporaryDirectory(prefix="draftwood-peer-") as folder, Path(folder, "log").open("wb") as log:
+        process = subprocess.Popen(
+            command_of(name, module),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            process_group=0,
+        )
         try:
-            peer = Peer(name, process, log, drafts)
+            peer = Peer(name, process, Path(log.name), drafts)
             request = {"op": "load", **load, "drafts": drafts, "folder": str(Path(folder, "model"))}
             peer.version = peer.ask(request, timeout)["version"]
             yield peer
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with its own children; they hold nothing that must be saved
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                with suppress(OSError):  # unsent input of a peer that died
-                    stream.close()  # type: ignore[union-attr]
+            with suppress(OSError):  # unsent input of a peer that died
+                process.communicate()
 
 
 def command_of(name: str, module: str) -> list[str]:
     """The command that starts a program. Raises PeerError if the peer is not installed."""
-    python = Path(sys.executable) if name == OUR_ENGINE else ENVIRONMENTS / name / "bin" / "python"
+    python = ENVIRONMENTS / name / "bin" / "python"
     if not python.exists():
         raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
     return [str(python), "-W", "ignore", str(Path(__file__).with_name("serve_peer.py")), module]
-
-
-_FIRST_SECONDS = 2.0
-"""Of the requests before those that are measured."""
 
 
 class PeerState(NamedTuple):
     """What a window of the peer was measured with.
 
     Attributes:
-        engine: as in `--peer`, or `OUR_ENGINE`.
+        engine: as in `--peer`.
         drafts: as in `--peer-drafts`.
         warm: its drafts knew answers to other prompts.
     """
@@ -410,18 +365,21 @@ class MeasuredPeers:
         streams: int,
     ) -> None:
         self.windows: dict[tuple[int, PeerState], Window] = {}
-        self._peers = peers
         self._prompts = prompts
         self._others = others
         self._max_tokens = max_tokens
         self._seconds = seconds
         self._measured = 0
+        self._states = list[tuple[Peer, PeerState]]()
         for peer in peers:
             peer.load_test(prompts, max_tokens, streams, _FIRST_SECONDS, memory="first")  # first answers are slower
+            # A peer without a memory has one state, as if it were warm.
+            warm = [*[True] * bool(others), False] if peer.has_memory else [True]
+            self._states += [(peer, PeerState(peer.name, peer.drafts, each)) for each in warm]
 
     def measure(self, level: int) -> None:
         """A window of each state."""
-        for peer, state in self._states():
+        for peer, state in self._states:
             self._measured += 1
             memory = f"{self._measured}"  # a new one: no window knows the answers of an earlier one
             if state.warm:
@@ -430,14 +388,6 @@ class MeasuredPeers:
             self.windows[level, state] = Window.joined([self.windows.get((level, state), Window()), window])
 
     def fastest(self, level: int) -> Window | None:
-        """What ours is compared with: the peer's window with the most tokens per second; None without a peer."""
-        windows = [each for (of, state), each in self.windows.items() if of == level and state.engine != OUR_ENGINE]
+        """What ours is compared with: the window with the most tokens per second; None without a peer."""
+        windows = [window for (of, _), window in self.windows.items() if of == level]
         return max(windows, key=lambda window: window.tokens_per_s, default=None)
-
-    def _states(self) -> Iterator[tuple[Peer, PeerState]]:
-        """A peer without a memory has one state, as if it were warm."""
-        for peer in self._peers:
-            if not peer.has_memory or self._others:
-                yield peer, PeerState(peer.name, peer.drafts, True)
-            if peer.has_memory:
-                yield peer, PeerState(peer.name, peer.drafts, False)

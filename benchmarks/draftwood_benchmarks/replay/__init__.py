@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,16 @@ class Replayed:
         learn_us_per_token: time in `start`, `observe` and `close` per token of prompts and outputs, in microseconds;
             0 if a peer does not tell.
         bytes_per_token: size of the strategy's memory per token in it; 0 if the strategy has no `nbytes`.
+        levels: passes of models that draft, one for each level of a draft, and those that only read.
     """
 
     steps: int
     tokens: int
-    drafted: int
-    draft_us: float
+    drafted: int = 0
+    draft_us: float = 0.0
     learn_us_per_token: float = 0.0
     bytes_per_token: float = 0.0
+    levels: int = 0
 
     @property
     def acceptance_length(self) -> float:
@@ -78,7 +81,7 @@ class ChainLimits:
         return best_chains(DraftTrees.of([plain]), np.array([self.tokens], np.int32), self.min_score)[0]
 
 
-def created(flag: str, name: str, options: Mapping[str, object], of: str = "") -> Strategy:
+def created(flag: str, name: str, options: Mapping[str, object] = MappingProxyType({}), of: str = "") -> Strategy:
     """A new strategy. Raises InvalidInputError: it cannot be made; names the flag, and `of` or the strategy."""
     try:
         return create(name, **options)
@@ -150,7 +153,6 @@ TRACES_HELP = "Traces: JSON lines with prompt_ids and output_ids, or files of `d
 """Of arguments that are traces."""
 _EXPORT = "draftwood_memory"
 """Key of the first line of an exported memory."""
-_PARTS = ("prompt_ids", "output_ids")
 
 
 class TraceError(InvalidInputError):
@@ -177,9 +179,11 @@ def _recordings(path: Path) -> Iterator[Recording]:
                 row = _row(line, path, number)
                 if number == 1 and _EXPORT in row:
                     exported = True
-                elif not exported or _is_answer(row):
+                elif not exported:
+                    yield _ids(row, "prompt_ids", path, number), _ids(row, "output_ids", path, number)
+                elif row.get("kind") == "output" and (ids := _ids(row, "token_ids", path, number)).size > 1:
                     recordings += 1
-                    yield _recording(row, exported, path, number)
+                    yield ids[:1], ids[1:]
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise TraceError(path, error) from error
     if exported and not recordings:
@@ -196,22 +200,9 @@ def _row(line: str, path: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _is_answer(row: dict[str, Any]) -> bool:
-    """Whether a record of an export is an answer with a token to draft. One without `token_ids` is for `_recording`."""
-    ids = row.get("token_ids")
-    return row.get("kind") == "output" and not (isinstance(ids, list) and len(ids) < 2)
-
-
-def _recording(row: dict[str, Any], exported: bool, path: Path, number: int) -> Recording:
-    parts = {"token_ids": row.get("token_ids")} if exported else {name: row.get(name) for name in _PARTS}
-    texts = [_ids(ids, name, path, number) for name, ids in parts.items()]
-    prompt, output = (texts[0][:1], texts[0][1:]) if exported else texts
-    return prompt, output
-
-
-def _ids(given: object, name: str, path: Path, number: int) -> Int32Array:
+def _ids(row: Mapping[str, object], name: str, path: Path, number: int) -> Int32Array:
     try:
-        ids = np.array(given, np.int32)
+        ids = np.array(row.get(name), np.int32)
     except (ValueError, TypeError, OverflowError):
         ids = np.empty(0, np.int32)
     if ids.ndim != 1 or ids.size == 0 or ids.min() < 0:

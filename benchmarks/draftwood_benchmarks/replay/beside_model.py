@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from draftwood_benchmarks.replay import Recording, accepted_length
+from draftwood_benchmarks.replay import Recording, Replayed, accepted_length
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.execution import allocate
@@ -57,15 +56,6 @@ class CountedDrafts(ModelDrafts):
         return super()._pass(batch)
 
 
-@dataclass(slots=True)
-class ReplayedBeside:
-    """The result of a replay: steps of the target, tokens that they wrote, and passes of the models beside it."""
-
-    steps: int = 0
-    tokens: int = 0
-    levels: int = 0
-
-
 class ModelReplay:
     """A target and the models beside it.
 
@@ -91,13 +81,13 @@ class ModelReplay:
                 stack.enter_context(offered(name, partial(ModelStrategy, drafts)))
             yield
 
-    def replay(self, strategy: Strategy, recordings: Iterable[Recording]) -> ReplayedBeside:
+    def replay(self, strategy: Strategy, recordings: Iterable[Recording]) -> Replayed:
         """As `replay.replay`.
 
         Raises:
             InvalidInputError: a recording does not fit the model.
         """
-        total = ReplayedBeside()
+        steps = tokens = 0
         models: list[CountedDrafts] = [*strategy.models] if isinstance(strategy, AsksModels) else []
         before = sum(model.levels for model in models)
         for prompt, output in recordings:
@@ -112,12 +102,12 @@ class ModelReplay:
             self._pool.open(sequence)
             for model in models:
                 model.open(sequence)
-            self._follow(strategy, sequence, models, self._read(sequence, text), output, total)
+            steps += self._follow(strategy, sequence, models, self._read(sequence, text), output)
+            tokens += output.size - 1
             for model in models:
                 model.close(sequence)
             self._pool.close(sequence)
-        total.levels += sum(model.levels for model in models) - before
-        return total
+        return Replayed(steps, tokens, levels=sum(model.levels for model in models) - before)
 
     def _follow(
         self,
@@ -126,9 +116,8 @@ class ModelReplay:
         models: list[CountedDrafts],
         features: Float32Array | None,
         output: Int32Array,
-        total: ReplayedBeside,
-    ) -> None:
-        """Lets the strategy draft for a sequence until it has written `output`."""
+    ) -> int:
+        """Lets the strategy draft for a sequence until it has written `output`; returns the steps."""
 
         def write(tokens: Int32Array) -> None:
             committed, sequence.committed = sequence.committed, sequence.length + tokens.size - 1
@@ -142,13 +131,15 @@ class ModelReplay:
             drafter.follow_row(sequence)
         write(output[:1])
         drafter.observe(output[:1], None)
+        steps = 0
         while (at := len(sequence.output)) < output.size:
             tree = drafter.propose(self._budget)
             written = output[at : at + accepted_length(tree, output[at:]) + 1]
             write(written)
             drafter.observe(written, None)
-            total.steps, total.tokens = total.steps + 1, total.tokens + written.size
+            steps += 1
         drafter.close()
+        return steps
 
     def _read(self, sequence: Sequence, text: Int32Array) -> Float32Array | None:
         """What the target shows of a text, float32[n, f]; None if it has no head."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +25,7 @@ from draftwood_benchmarks.replay import (
 )
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_strategies import Strategy, strategy_names
+from draftwood_strategies import Strategy, create, strategy_names
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device.arena import MOST_NODES, ArenaTooLargeError, DeviceSizes
@@ -48,7 +47,6 @@ def replay_command(
         list[int] | None,
         typer.Option(min=1, help="Draft nodes per step; may be given several times. 16 and 64 by default."),
     ] = None,
-    learn: Annotated[str | None, typer.Option(help="What the memory learns: outputs, prompts or both.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each file.")] = None,
     chains: Annotated[
         int | None, typer.Option(min=1, help="Draft one chain of at most so many tokens, as vLLM verifies.")
@@ -71,25 +69,19 @@ def replay_command(
     ] = False,
 ) -> None:
     """Replay a strategy over recorded outputs: tokens per step, drafting and learning time, memory per token."""
-    options: dict[str, object] = {} if learn is None else {"learn": learn}
     if peer == "vllm" and chains is None:
         raise InvalidInputError("--peer", peer, "vLLM verifies chains; give --chains")
     budgets = budget or [16, 64]
     if device_drafts:
         _check_device_drafts(strategy, budgets, chains is not None or peer is not None)
-    created("--strategy", strategy, options)
+    created("--strategy", strategy)
     traces = {trace_name(path): list(read_trace(path, limit)) for path in files}
-
-    def create() -> Strategy:
-        return created("--strategy", strategy, options)
-
     if device_drafts:
-        rows = [*_on_device(options, traces, budgets)]
+        rows = [*_on_device(traces, budgets)]
     elif peer == "sglang":
-        rows = [*_beside_sglang(strategy, create, traces, budgets)]
+        rows = [*_beside_sglang(strategy, traces, budgets)]
     else:
-        limits = None if chains is None else ChainLimits(chains, cut)
-        rows = [*_rows(strategy, create, traces, budgets, limits)]
+        rows = [*_replayed(strategy, traces, budgets, None if chains is None else ChainLimits(chains, cut))]
         if peer == "vllm":
             rows = sorted([*rows, *_suffix_decoding(traces, chains)], key=lambda row: [*traces].index(row["trace"]))
     columns = {"trace": "{trace}", "strategy": "{strategy}"}
@@ -101,34 +93,30 @@ def replay_command(
     output.report(table("Replay of recorded outputs", rows, columns, texts=2), rows)
 
 
-def _rows(
-    strategy: str,
-    create: Callable[[], Strategy],
-    traces: Traces,
-    budgets: Sequence[int],
-    chains: ChainLimits | None,
+def _replayed(
+    strategy: str, traces: Traces, budgets: Sequence[int], chains: ChainLimits | None
 ) -> Iterator[dict[str, Any]]:
     for name, recordings in traces.items():
         for budget in budgets:
-            replay(create(), recordings[:1], budget, chains)  # compiles
+            replay(create(strategy), recordings[:1], budget, chains)  # compiles
             shown = progress(recordings, f"{name}, {budget} nodes")
-            yield _row(name, strategy, budget, replay(create(), shown, budget, chains))
+            yield _row(name, strategy, budget, replay(create(strategy), shown, budget, chains))
 
 
-def _on_device(options: Mapping[str, object], traces: Traces, budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _on_device(traces: Traces, budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
     """The trie on a device beside that of the host.
 
     Raises:
-        InvalidInputError: an option is not allowed.
         BenchmarkError: the arena does not fit the device's memory.
         DeviceUnsupportedError: kernels cannot be compiled.
     """
     for name, recordings in traces.items():
         for budget in budgets:
-            create = partial(_device_trie, options, recordings, budget)
-            host = replay(created("--strategy", "trie", options), recordings, budget)
-            for row in _rows("trie", create, {name: recordings}, [budget], None):
-                yield row | {"host_acceptance_length": round(host.acceptance_length, 4)}
+            host = replay(create("trie"), recordings, budget)
+            replay(_device_trie(recordings, budget), recordings[:1], budget)  # compiles
+            shown = progress(recordings, f"{name}, {budget} nodes")
+            row = _row(name, "trie", budget, replay(_device_trie(recordings, budget), shown, budget))
+            yield row | {"host_acceptance_length": round(host.acceptance_length, 4)}
 
 
 def _check_device_drafts(strategy: str, budgets: Sequence[int], chains: bool) -> None:
@@ -141,16 +129,8 @@ def _check_device_drafts(strategy: str, budgets: Sequence[int], chains: bool) ->
         raise InvalidInputError("--budget", max(budgets), f"drafts on a device have at most {MOST_NODES} nodes")
 
 
-def _device_trie(options: Mapping[str, Any], recordings: Sequence[Recording], budget: int) -> Strategy:
-    """A trie in an arena of its own, with space for these recordings, or for as many tokens as a host's trie holds.
-
-    Args:
-        options: of the strategy.
-
-    Raises:
-        InvalidInputError, DeviceUnsupportedError: as of `DeviceTrie`.
-        BenchmarkError: the arena does not fit the device's memory.
-    """
+def _device_trie(recordings: Sequence[Recording], budget: int) -> Strategy:
+    """A trie in an arena of its own, with space for these recordings, or for as many tokens as a host's trie holds."""
     import torch  # takes seconds, and only this needs it
 
     from draftwood_strategies.device.draft_device import DraftDevice
@@ -167,7 +147,7 @@ def _device_trie(options: Mapping[str, Any], recordings: Sequence[Recording], bu
     )
     try:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return DeviceStrategy(DraftDevice(sizes, device, TrieOptions(**options)), **options)
+        return DeviceStrategy(DraftDevice(sizes, device, TrieOptions()))
     except ArenaTooLargeError as error:
         raise BenchmarkError(str(error)) from error
 
@@ -181,9 +161,7 @@ def _suffix_decoding(traces: Traces, longest: int | None) -> Iterator[dict[str, 
             yield _row(name, "suffix", longest or 0, Replayed(**program.ask(request, _PEER_TIMEOUT)))
 
 
-def _beside_sglang(
-    strategy: str, create: Callable[[], Strategy], traces: Traces, budgets: Sequence[int]
-) -> Iterator[dict[str, Any]]:
+def _beside_sglang(strategy: str, traces: Traces, budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A strategy beside the trie of SGLang's n-gram drafts.
 
     Both know "nothing" at first, or "half": the outputs of the first half of the trace, SGLang's trie as its corpus,
@@ -202,7 +180,7 @@ def _beside_sglang(
                 for nodes in budgets:
                     request = {"op": "replay", "nodes": nodes, "known": outputs, "recordings": _lists(replayed)}
                     theirs = Replayed(**program.ask(request, _PEER_TIMEOUT), bytes_per_token=size)
-                    ours = create()
+                    ours = create(strategy)
                     for prompt, output in known:
                         drafter = ours.start(prompt)
                         drafter.observe(output, None)

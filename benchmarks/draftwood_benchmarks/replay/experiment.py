@@ -1,16 +1,18 @@
 """`draftwood experiment replay`: strategies compared over recorded answers, without noise from assignment.
 
-Every arm writes the same tokens, so arms differ in the number of steps alone. The differences are paired by answer, and
-their interval comes from resampling answers.
+Every arm writes the same tokens, so arms differ in the number of steps alone, and in what the levels of a model's
+drafts take. The differences are paired by answer, and their interval comes from resampling answers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -18,18 +20,20 @@ from numpy.typing import NDArray
 
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.report import BenchmarkError, Rows, console, progress, table
-from draftwood_benchmarks.replay import TRACES_HELP, Recording, created, read_trace
+from draftwood_benchmarks.replay import TRACES_HELP, Recording, Replayed, created, read_trace
 from draftwood_benchmarks.replay import replay as replayed
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_strategies import Strategy
 
+if TYPE_CHECKING:
+    from draftwood_benchmarks.replay.beside_model import ModelReplay
+
 NEEDS_MODEL = "reads the model's most probable tokens, which recordings lack; here it drafts from token ids alone"
 RESAMPLES = 4000
 _AT_ONCE = 200
 """Resamples that are drawn at once; affects memory only."""
-
 app = new_app(no_args_is_help=True)
 
 
@@ -54,6 +58,7 @@ def replay(args: list[str]) -> int:
 @app.command()
 @command
 def _replay(
+    options: ModelOptions,
     files: Annotated[list[Path], typer.Argument(help=TRACES_HELP)],
     arm: Annotated[
         list[str],
@@ -64,79 +69,49 @@ def _replay(
     budget: Annotated[int, typer.Option(min=1, help="Draft nodes per step.")] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            show_default=False,
-            help="The model that wrote the answers, for arms with the strategies head and draft_model.",
-        ),
-    ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(metavar="MODEL", show_default=False, help="A smaller model of the same vocabulary.")
-    ] = None,
-    draft_head: Annotated[
-        str,
-        typer.Option(
-            metavar="HEAD", help="Folder of a draft head; mtp: the checkpoint's own module; auto: what there is; none."
-        ),
-    ] = "auto",
     level_share: Annotated[
         float, typer.Option(min=0, max=10, help="What a level of a model's draft takes, as a share of a step.")
     ] = 0.1,
 ) -> None:
-    """Tokens per step of several strategies over the same recorded answers, compared answer by answer."""
+    """Tokens per step of several strategies over the same recorded answers, compared answer by answer. Arms with the
+    strategies head and draft_model need --model, which wrote the answers.
+    """
     recordings = [recording for path in files for recording in read_trace(path, limit)]
-    if model is not None:
-        chosen = ModelOptions(model=model, draft_model=draft_model, draft_head=draft_head)
-        _replay_beside(chosen, arm, recordings, budget, level_share, as_json)
-        return
     specs = read_arms(arm)
-    needs_model = [spec.name for spec in specs if spec.create().top_k]
-    tokens = np.array([output.size - 1 for _, output in recordings], np.int64)
-    if not tokens.sum():
-        raise BenchmarkError("no recorded output has a second token, so there is no step to compare")
-    shown = specs if as_json else progress(specs, "replaying")
-    rows = paired(specs, [steps_of(spec, recordings, budget) for spec in shown], tokens)
+    with ExitStack() as stack:
+        replaying: Callable[[Strategy, Sequence[Recording]], Replayed] = partial(replayed, budget=budget)
+        if beside := options.model is not None:
+            beside_model = _beside_model(options, budget)
+            stack.enter_context(beside_model.strategies(level_share))
+            replaying = beside_model.replay
+        needs_model = [spec.name for spec in specs if spec.create().top_k and not beside]
+        tokens = np.array([output.size - 1 for _, output in recordings], np.int64)
+        if not tokens.sum():
+            raise BenchmarkError("no recorded output has a second token, so there is no step to compare")
+        shown = specs if as_json else progress(specs, "replaying")
+        rows = paired(specs, [steps_of(spec, recordings, replaying) for spec in shown], tokens, level_share)
     if as_json:
-        print(json.dumps({"rows": rows, "budget": budget, "without_model": needs_model}, indent=1))
+        figures = {"rows": rows, "budget": budget, "level_share": level_share, "without_model": needs_model}
+        print(json.dumps(figures, indent=1))
         return
     title = f"{rows[0]['answers']:,} recorded answers, {rows[0]['tokens']:,} tokens, {budget} draft nodes a step"
-    columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
-    columns |= {"change": "{change:+.1%}", "95% interval": "{span}"}
     spans = [None if row["low"] is None else f"{row['low']:+.1%} to {row['high']:+.1%}" for row in rows]
     shown_rows = [row | {"span": span} for row, span in zip(rows, spans, strict=True)]
-    console.print(table(title, shown_rows, columns, texts=2))
+    columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
+    columns |= {"levels/step": "{levels:.2f}", "speed": "{speed:.3f}"} if beside else {}
+    columns |= {"change": "{change:+.1%}", "95% interval": "{span}"}
+    speed = f"speed: tokens in the time of a step, if a level of a model's draft takes {level_share:g} of one"
+    console.print(table(title, shown_rows, columns, texts=2, caption=speed if beside else ""))
     for name in needs_model:
         console.print(f"{name} {NEEDS_MODEL}.")
 
 
-def _replay_beside(
-    model: ModelOptions, arms: list[str], recordings: Sequence[Recording], budget: int, share: float, as_json: bool
-) -> None:
-    """The same with models that draft, whose levels cost time."""
-    with chosen_model(model) as chosen:
+def _beside_model(options: ModelOptions, budget: int) -> ModelReplay:
+    with chosen_model(options) as chosen:
         from draftwood_benchmarks.replay.beside_model import ModelReplay
 
         with console.status("Loading the model"):
-            lab = ModelReplay(chosen.load(), budget)
-    with lab.strategies(share):
-        specs, rows = read_arms(arms), list[dict[str, Any]]()
-        for spec in specs if as_json else progress(specs, "replaying"):
-            done = lab.replay(spec.create(), recordings)
-            row: dict[str, Any] = {"arm": spec.name, "strategy": spec.strategy, "steps": done.steps}
-            row |= {"acceptance_length": done.tokens / max(done.steps, 1), "levels": done.levels / max(done.steps, 1)}
-            rows.append(row | {"speed": done.tokens / max(done.steps + share * done.levels, 1)})
-    for row in rows:
-        row["change"] = row["speed"] / rows[0]["speed"] - 1.0 if row is not rows[0] else None
-    if as_json:
-        print(json.dumps({"rows": rows, "budget": budget, "level_share": share}, indent=1))
-        return
-    columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
-    columns |= {"levels/step": "{levels:.2f}", "speed": "{speed:.3f}", "change": "{change:+.1%}"}
-    caption = f"speed: tokens in the time of a step, if a level of a model's draft takes {share:g} of one"
-    title = f"{len(recordings):,} recorded answers of {chosen.name}, {budget} draft nodes a step"
-    console.print(table(title, rows, columns, texts=2, caption=caption))
+            return ModelReplay(chosen.load(), budget)
 
 
 def read_arms(texts: list[str]) -> list[ArmSpec]:
@@ -167,38 +142,47 @@ def _value(text: str) -> Any:
         return text
 
 
-def steps_of(spec: ArmSpec, recordings: Sequence[Recording], budget: int) -> NDArray[np.int64]:
-    """int64[answer]: steps of each answer, in order; the memory starts empty and learns from each."""
+def steps_of(
+    spec: ArmSpec, recordings: Sequence[Recording], replaying: Callable[[Strategy, Sequence[Recording]], Replayed]
+) -> NDArray[np.int64]:
+    """int64[answer, 2]: steps of each answer and levels of its drafts; the memory starts empty and learns from each."""
     strategy = spec.create()
-    return np.array([replayed(strategy, [recording], budget).steps for recording in recordings], np.int64)
+    answers = [replaying(strategy, [recording]) for recording in recordings]
+    return np.array([(answer.steps, answer.levels) for answer in answers], np.int64)
 
 
-def paired(specs: Sequence[ArmSpec], steps: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64]) -> Rows:
-    """The rows of the arms. "answers" have at least one step; "change" is the relative change of the acceptance length
-    from the first arm's, 0.1 being 10% more tokens per step, "low" and "high" its 95% interval; None for the first arm.
+def paired(
+    specs: Sequence[ArmSpec], steps: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64], level_share: float = 0.0
+) -> Rows:
+    """The rows of the arms. "answers" have at least one step; "speed" is tokens in the time of a step, "change" its
+    relative change from the first arm's, 0.1 being 10% more tokens, "low" and "high" the 95% interval of that; None for
+    the first arm.
 
     Args:
         specs: the arms, the first one being the control.
-        steps: int64[answer] of each arm.
+        steps: int64[answer, 2] of each arm, as of `steps_of`.
         tokens: int64[answer], tokens written in steps, which are the same in every arm.
+        level_share: what a level takes, as a share of a step.
     """
     rows: Rows = []
-    for spec, of_arm in zip(specs, steps, strict=True):
-        total, all_tokens = int(of_arm.sum()), int(tokens.sum())
+    times = [of_arm @ np.array([1.0, level_share]) for of_arm in steps]
+    for spec, of_arm, taken in zip(specs, steps, times, strict=True):
+        (count, levels), written = of_arm.sum(0).tolist(), int(tokens.sum())
         change, low, high = None, None, None
         if rows:
-            change, (low, high) = float(steps[0].sum() / total - 1.0), interval(steps[0], of_arm)
-        row = {"arm": spec.name, "strategy": spec.strategy, "answers": int((tokens > 0).sum()), "tokens": all_tokens}
-        row |= {"steps": total, "acceptance_length": all_tokens / total, "change": change, "low": low, "high": high}
+            change, (low, high) = float(times[0].sum() / taken.sum() - 1.0), interval(times[0], taken)
+        row = {"arm": spec.name, "strategy": spec.strategy, "answers": int((tokens > 0).sum()), "tokens": written}
+        row |= {"steps": count, "acceptance_length": written / count, "levels": levels / count}
+        row |= {"speed": written / float(taken.sum()), "change": change, "low": low, "high": high}
         rows.append(row)
     return rows
 
 
-def interval(control: NDArray[np.int64], treatment: NDArray[np.int64], seed: int = 0) -> tuple[float, float]:
-    """95% percentile-bootstrap interval of the relative change of the acceptance length.
+def interval(control: NDArray[Any], treatment: NDArray[Any], seed: int = 0) -> tuple[float, float]:
+    """95% percentile-bootstrap interval of the relative change of the tokens in a given time.
 
     Args:
-        control, treatment: steps of the same answers, int64[answer]; those without a step say nothing.
+        control, treatment: time of the same answers in steps, [answer]; those without a step say nothing.
         seed: of the resampling.
     """
     random = np.random.default_rng(seed)

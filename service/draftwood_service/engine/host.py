@@ -41,8 +41,8 @@ from draftwood_strategies import Strategy
 _log = structlog.get_logger(__name__)
 
 _PRELOAD_SECONDS = 3.0
-"""How long the start waits for the preloaded memories; after it, serving begins without them. `draftwood bench share`
-measured half a second for a tenant of a million tokens."""
+"""How long the start waits for the preloaded memories; after it, serving begins without them. A tenant
+of a million tokens takes half a second."""
 
 _QUIET_SECONDS = 0.1
 """How long no request has been live when idle work begins: a client's next request would wait for a step of it."""

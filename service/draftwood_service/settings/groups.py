@@ -287,7 +287,7 @@ class DraftingSettings(SettingsGroup):
 class StoreSettings(SettingsGroup):
     """Store and learned caches.
 
-    The default of memory_tokens was measured: `draftwood bench memory` and `share`.
+    The default of memory_tokens was measured: `draftwood bench memory`.
     """
 
     store: str = shared("store")
