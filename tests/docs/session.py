@@ -34,7 +34,7 @@ WATCHES = re.compile(r"draftwood (top --json\b|experiment report .* --watch)")
 _REDIS = re.compile(r"redis://[\w.]+:6379")
 _HUB_ID = re.compile(r"--model ([\w-]+/[\w.-]+)(?= |$)")
 _BINARIES = Path(sys.executable).parent
-_LINKED = (".venv", "benchmarks", "examples", "Makefile")
+_LINKED = (".venv", "benchmarks", "examples")
 _QUESTIONS = "".join(f'{{"text": "Where is parcel {i}? It should be here by now."}}\n' for i in range(8))
 _TRACE = '{"prompt_ids": [1, 2], "output_ids": [5, 6, 7, 8, 5, 6, 7, 8]}\n' * 3
 
@@ -110,7 +110,7 @@ class Session:
         elif WATCHES.match(command):
             self._watch(command)
         else:
-            self._bash(f"make --dry-run {words[1]}" if words[0] == "make" else command)
+            self._bash(f"make --dry-run --directory {ROOT} {words[1]}" if words[0] == "make" else command)
 
     def run_python(self, code: str) -> None:
         self._check(["python", "-W", "error", "-c", self._addressed(code)])
