@@ -102,7 +102,7 @@ MEASUREMENTS = (
     Measurement(
         "never-slower",
         "Where drafts bring nothing",
-        f"never-slower {_REAL_MODEL} --rounds 8",
+        f"never-slower {_REAL_MODEL} --rounds 6",
         lambda rows: never_slower(rows, ""),
     ),
     Measurement("memory", "A draft by the tokens in memory", "memory", memory),
