@@ -36,13 +36,6 @@ class Bar(NamedTuple):
     multiple: float
 
 
-class Panel(NamedTuple):
-    """One measurement."""
-
-    heading: str
-    bars: list[Bar]
-
-
 def one_stream(name: str) -> tuple[str, list[Bar]]:
     """The title and the bars of a measurement: greedy, Draftwood with `hybrid` or without drafts."""
     (measurement,) = (each for each in MEASUREMENTS if each.name == name)
@@ -69,16 +62,15 @@ def one_stream(name: str) -> tuple[str, list[Bar]]:
 
 def plot() -> str:
     """The picture, as SVG. Bars are multiples of the speed of the fastest peer without drafts, on one scale."""
-    panels = []
+    panels = {}
     for name, heading in _PANELS.items():
-        title, bars = one_stream(name)
-        panels.append(Panel(heading, bars))
-    scale = (_WIDTH - _LEFT - 150) / max(bar.multiple for panel in panels for bar in panel.bars)
+        title, panels[heading] = one_stream(name)
+    scale = (_WIDTH - _LEFT - 150) / max(bar.multiple for bars in panels.values() for bar in bars)
     parts, y = [f'<text x="16" y="24" font-weight="bold">{escape(title)}</text>'], _TOP
-    for panel in panels:
-        parts.append(f'<text x="{_LEFT}" y="{y + 14}" font-weight="bold">{escape(panel.heading)}</text>')
+    for heading, bars in panels.items():
+        parts.append(f'<text x="{_LEFT}" y="{y + 14}" font-weight="bold">{escape(heading)}</text>')
         y += _HEADING
-        for bar in panel.bars:
+        for bar in bars:
             width = max(1, round(bar.multiple * scale))
             parts.append(f'<text x="{_LEFT - 10}" y="{y + 15}" text-anchor="end">{escape(bar.name)}</text>')
             kind = "own" if bar.is_ours else "peer"
