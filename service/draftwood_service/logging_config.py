@@ -10,6 +10,9 @@ from typing import Literal, TextIO
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
+# One list for good: loggers keep the one that they saw first, so that another would not reach them.
+_PROCESSORS: list[structlog.typing.Processor] = []
+
 
 def configure_logging(level: str, style: Literal["console", "json"], stream: TextIO | None = None) -> None:
     """Writes log lines of `level` and above to `stream` (None: standard error), as text or one JSON object a line."""
@@ -30,12 +33,13 @@ def configure_logging(level: str, style: Literal["console", "json"], stream: Tex
         if style == "json"
         else [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
     )
+    _PROCESSORS[:] = [
+        structlog.stdlib.filter_by_level,
+        *shared,
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ]
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=_PROCESSORS,
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

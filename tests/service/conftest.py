@@ -13,7 +13,7 @@ from tests.service.fakes import Served, serving
 
 @pytest.fixture(autouse=True, scope="session")
 def logging_as_served() -> None:
-    """Configures logging as the service does; loggers keep the configuration of their first use."""
+    """Configures logging as the service does, before a logger is first used."""
     configure_logging("info", "console", sys.__stderr__)
 
 

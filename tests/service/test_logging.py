@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import ModelError
@@ -58,3 +59,15 @@ def test_lines_of_other_packages_look_the_same(logged: io.StringIO) -> None:
     structlog.get_logger("here").info("quiet")
     [line] = lines(logged, "plain words")
     assert (line["level"], line["logger"]) == ("warning", "somewhere")
+
+
+def test_a_logger_that_has_logged_follows_what_is_configured_later(logged: io.StringIO) -> None:
+    log = structlog.get_logger("here")
+    log.warning("before")
+    later = io.StringIO()
+    configure_logging("info", "json", later)
+    log.warning("after")
+    with capture_logs() as captured:
+        log.warning("captured")
+    assert [line["event"] for line in captured] == ["captured"]
+    assert [bool(lines(stream, event)) for stream in (logged, later) for event in ("before", "after")] == [1, 0, 0, 1]
