@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,7 +124,7 @@ def head_drafter(head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel,
 
 def _taken_over(
     head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel, threads: int | None
-) -> tuple[RunnerFactory, Callable[[Any], Float32Array], Callable[[Int32Array], Float32Array] | None]:
+) -> tuple[RunnerFactory, Callable[[Sequence[Any]], Float32Array], Callable[[Int32Array], Float32Array] | None]:
     """A head as its target's runner computes it, and the first two of `HeadParts`."""
     # Packages that need not be there, and modelling code.
     if model.runner_name == "openvino":

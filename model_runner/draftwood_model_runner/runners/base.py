@@ -179,13 +179,13 @@ class HeadParts(NamedTuple):
     """What a head needs beside its runner.
 
     Attributes:
-        combine: float32[n, d], what it reads of the target's features, [n, f] of `StepInFlight.features` or of
-            `Predictions.features`.
+        combine: float32[n, d], what it reads of the target's features, pieces of [n, f] together, of
+            `StepInFlight.features` or of `Predictions.features`.
         embed: float32[n, d], the embeddings of int32[n] tokens; None if its runner has them.
         token_ids: int32[v], the target's token for each of the head's.
     """
 
-    combine: Callable[[Any], Float32Array]
+    combine: Callable[[SequenceOf[Any]], Float32Array]
     embed: Callable[[Int32Array], Float32Array] | None
     token_ids: Int32Array
 

@@ -7,7 +7,7 @@ of the tree in its position embeddings.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -281,9 +281,9 @@ class HeadModel(nn.Module):
         return CausalLMOutput(logits=self.head.logits(hidden)[None])
 
     @torch.inference_mode()
-    def combine(self, features: Any) -> Float32Array:
+    def combine(self, features: Sequence[Any]) -> Float32Array:
         """See `HeadParts.combine`; computed on the device."""
-        read = torch.as_tensor(features, dtype=self.dtype, device=self.device)
+        read = torch.cat([torch.as_tensor(piece, dtype=self.dtype, device=self.device) for piece in features])
         first = getattr(self.head, "fc", None)  # a head that reads one layer takes it as it is
         combined: Float32Array = (read if first is None else first(read)).float().cpu().numpy()
         return combined

@@ -8,31 +8,18 @@ a JSON object.
 from __future__ import annotations
 
 import json
-import math
 import re
 import uuid
 from collections.abc import Iterable
 from itertools import groupby
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_service.tools import MAX_NESTING, ReasoningFormat, ToolFormat, is_marked
+from draftwood_service.rpc.json_text import JsonObject, OpenObject, behind_blanks, member
+from draftwood_service.tools import ReasoningFormat, ToolFormat, is_marked
 
 _DECODER = json.JSONDecoder()
 _OBJECT = re.compile(r'\{\s*(?:(["}])|\Z)|\Z')
 """The beginning of a JSON object or, if the group is empty, of what may yet be one."""
-_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)
-_BLANKS = re.compile(r"[ \t\n\r]*")
-_IN_STRING = re.compile(
-    r'[^"\\\x00-\x1f\ud800-\udfff]+|\\["\\/bfnrt]|\\u(?![dD][89abAB])(?![dD][c-fC-F])[0-9a-fA-F]{4}'
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-"""A piece of a string; an escape of half a surrogate pair, which is no text, is none."""
-_BEGUN_ESCAPE = re.compile(
-    r"\\(?:u(?:[dD](?:[89abAB][0-9a-fA-F]{0,2}|[0-7]?[0-9a-fA-F]{0,2})|[0-9a-fA-F]{0,3})?)?\Z"
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?\Z"
-)
-_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
 _MAX_HEAD = 4096
 """Characters of a call up to its arguments. One with more, such as a name without an end, is read when it is
 complete."""
@@ -235,7 +222,7 @@ class ToolCallReader:
         name, arguments = (re.escape(json.dumps(key)) for key in self._keys)
         self._head = re.compile(rf'\{{\s*{name}\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*{arguments}\s*:\s*(?=\{{)')
         self._held = ""
-        self._object: _OpenObject | None = None
+        self._object: OpenObject | None = None
         self._state = self._in_text
         self._json = JsonObject()
         self._at_start, self._called = True, False
@@ -274,7 +261,7 @@ class ToolCallReader:
     def _opened(self, at: int, parts: list[pb.Part], last: bool) -> bool | None:
         """Whether a call begins at a place of the held text, which is taken then; None if that cannot be told yet."""
         held = self._held
-        at = _behind_blanks(held, at)
+        at = behind_blanks(held, at)
         short = self._object is None or len(held) - at <= _MAX_HEAD
         if short and (head := self._head.match(held, at)) is not None:
             self._object = None
@@ -286,7 +273,7 @@ class ToolCallReader:
             return True
         begun = None if last else _OBJECT.match(held, at)
         if begun is not None:
-            self._object = self._object or (_OpenObject(at) if begun[1] else None)
+            self._object = self._object or (OpenObject(at) if begun[1] else None)
             if self._object is None or self._object.end(held) is None:
                 return None
         self._object = None
@@ -328,7 +315,7 @@ class ToolCallReader:
         return False
 
     def _behind_call(self, parts: list[pb.Part], last: bool) -> bool:
-        at = _behind_blanks(self._held, 0)
+        at = behind_blanks(self._held, 0)
         rest = self._held[at:]
         if self._between and rest.startswith(self._between):
             opened = self._opened(at + len(self._between), parts, last)
@@ -394,129 +381,9 @@ class ToolCallReader:
         name, arguments = (value.get(key) for key in self._keys) if isinstance(value, dict) else (None, None)
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None, at
-        written, checked = _member(text, at, self._keys[1]), JsonObject()
+        written, checked = member(text, at, self._keys[1]), JsonObject()
         checked.read(written)
         return ((name, written) if checked.complete else None), end
-
-
-class JsonObject:
-    """Reads a JSON object that grows, as RFC 8259 has it and every reader takes it: no NaN, no half of a surrogate
-    pair, at most `MAX_NESTING` levels.
-
-    Args:
-        within: it reads on behind a member.
-
-    Attributes:
-        complete: its last bracket was read.
-        broken: what follows is no JSON.
-    """
-
-    def __init__(self, within: bool = False) -> None:
-        self._stack = ["}"] if within else []
-        self._expected = "," if within else "{"
-        self._is_key = False
-        self.complete = self.broken = False
-
-    def read(self, text: str) -> int:
-        """How many characters of a text that goes on where the last one was read to are certain to be part of it."""
-        at = 0
-        while not self.complete and not self.broken and (end := self._next(text, at)) > at:
-            at = end
-        return at
-
-    def _next(self, text: str, at: int) -> int:
-        """Behind the next token; `at` if it is not complete, or not allowed there."""
-        if self._expected == '"':
-            return self._string(text, at)
-        begin = _BLANKS.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-        if begin == len(text):
-            return at
-        mark = text[begin]
-        if mark in "{[" and self._expected in ("{", "value", "value]") and (mark == "{" or self._stack):
-            self._stack.append("}" if mark == "{" else "]")
-            self._expected = "key}" if mark == "{" else "value]"
-            self.broken = len(self._stack) > MAX_NESTING
-        elif self._stack and mark == self._stack[-1] and self._expected in (",", "key}", "value]"):
-            self._close()
-        elif mark == '"' and self._expected in ("key", "key}", "value", "value]"):
-            self._is_key, self._expected = self._expected.startswith("key"), '"'
-        elif mark == "," and self._expected == ",":
-            self._expected = "key" if self._stack[-1] == "}" else "value"
-        elif mark == ":" and self._expected == ":":
-            self._expected = "value"
-        elif self._expected in ("value", "value]"):
-            return self._scalar(text, at, begin)
-        else:
-            self.broken = True
-        return at if self.broken else begin + 1
-
-    def _close(self) -> None:
-        self._stack.pop()
-        self._expected = ","
-        self.complete = not self._stack
-
-    def _string(self, text: str, at: int) -> int:
-        if at == len(text):
-            return at
-        if text[at] == '"':
-            self._expected = ":" if self._is_key else ","
-            return at + 1
-        if (piece := _IN_STRING.match(text, at)) is not None:
-            return piece.end()
-        self.broken = _BEGUN_ESCAPE.match(text, at) is None
-        return at
-
-    def _scalar(self, text: str, at: int, begin: int) -> int:
-        """A number, true, false or null; its end must be seen, for "1" may become "12"."""
-        written = _SCALAR_CHARACTERS.match(text, begin)
-        if written is None:
-            self.broken = True
-        elif written.end() < len(text):
-            self.broken = _SCALAR.fullmatch(written[0]) is None or not _is_finite(written[0])
-            if not self.broken:
-                self._expected = ","
-                return written.end()
-        return at
-
-
-class _OpenObject:
-    """Finds where a JSON object ends in a text that grows; each character is looked at once."""
-
-    def __init__(self, at: int) -> None:
-        self._at, self._depth, self._in_string = at, 0, False
-
-    def end(self, text: str) -> int | None:
-        """Behind its last bracket; None if it goes on behind the text."""
-        at = self._at
-        for mark in _MARKS.finditer(text, at):
-            at = mark.end()
-            if mark[0] == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string and mark[0] in "{}":
-                self._depth += 1 if mark[0] == "{" else -1
-                if not self._depth:
-                    return at
-        self._at = max(at, len(text) - text.endswith("\\"))  # what is escaped may be yet to come
-        return None
-
-
-def _member(text: str, at: int, name: str) -> str:
-    """The text of a member of the JSON object at a place, as it was written; the last one of that name."""
-    member, at = "", _behind_blanks(text, at + 1)
-    while text[at] != "}":
-        key, at = _DECODER.raw_decode(text, at)
-        begin = _behind_blanks(text, _behind_blanks(text, at) + 1)  # behind the colon
-        _, end = _DECODER.raw_decode(text, begin)
-        if key == name:
-            member = text[begin:end]
-        at = _behind_blanks(text, end)
-        at = _behind_blanks(text, at + 1) if text[at] == "," else at
-    return member
-
-
-def _is_finite(scalar: str) -> bool:
-    """Whether readers that have 64-bit floats can read it: not 1e999."""
-    return not scalar[-1].isdigit() or math.isfinite(float(scalar))
 
 
 def _text_of(literal: str) -> str | None:
@@ -526,12 +393,6 @@ def _text_of(literal: str) -> str | None:
     except ValueError:
         return None
     return text if isinstance(text, str) else None
-
-
-def _behind_blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
 
 
 def _overlap(text: str, marker: str) -> int:

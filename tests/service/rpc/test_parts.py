@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_service.rpc.parts import AnswerReader, JsonObject, ToolCallReader, bytes_of_beginnings, whole_parts
+from draftwood_service.rpc.json_text import JsonObject
+from draftwood_service.rpc.parts import AnswerReader, ToolCallReader, bytes_of_beginnings, whole_parts
 from draftwood_service.tools import MAX_NESTING, ReasoningFormat, ToolFormat
 from tests.service.fakes import Answer, ByteTokenizer, FakeEngine, FakeModel, answer, serving
 

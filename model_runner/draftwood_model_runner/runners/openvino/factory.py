@@ -3,7 +3,7 @@ files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -164,7 +164,7 @@ def _compile(model: ov.Model, dtype: str, threads: int, activation_group: int | 
 
 def take_over_head(
     head: Any, max_context: int, threads: int | None = None
-) -> tuple[OpenVinoRunnerFactory, Callable[[Float32Array], Float32Array]]:
+) -> tuple[OpenVinoRunnerFactory, Callable[[Sequence[Float32Array]], Float32Array]]:
     """Converts a draft head, whose products then read weights of 8 bits: rounding makes no draft worse that is verified
     anyway. Returns also what computes its first product, see `HeadParts.combine`.
 
@@ -183,14 +183,14 @@ def take_over_head(
     converted = convert_head(head, max_context)
     quantize_weights(converted.model, 8)
     if head.fc is None:
-        return OpenVinoRunnerFactory(converted, threads), lambda features: features
+        return OpenVinoRunnerFactory(converted, threads), np.concatenate
     weight = head.fc.weight.detach().numpy()
     features = ops.parameter([-1, weight.shape[1]], np.float32)
     first = ov.Model([ops.matmul(features, ops.constant(weight), False, True)], [features])
     combine = _compile(first, "float32", threads or default_threads()).create_infer_request()
 
-    def combined(features: Float32Array) -> Float32Array:
-        combine.infer([np.ascontiguousarray(features)], share_inputs=True)
+    def combined(features: Sequence[Float32Array]) -> Float32Array:
+        combine.infer([np.concatenate(features)], share_inputs=True)
         made: Float32Array = combine.get_output_tensor(0).data.copy()
         return made
 

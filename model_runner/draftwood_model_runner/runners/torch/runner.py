@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -120,7 +120,9 @@ class TorchRunnerFactory:
         return TorchRunner(self.module, self.layout, kv_tokens, threads, self.feature_layers)
 
 
-def take_over_head(head: Any, target: TorchRunnerFactory) -> tuple[TorchRunnerFactory, Callable[[Any], Float32Array]]:
+def take_over_head(
+    head: Any, target: TorchRunnerFactory
+) -> tuple[TorchRunnerFactory, Callable[[Sequence[Any]], Float32Array]]:
     """A draft head as this runner computes it, and `HeadParts.combine`. It has no exact mode: drafts decide no token.
 
     Args:
