@@ -471,6 +471,10 @@ class Served:
     channel: grpc.aio.Channel
     stub: pb_grpc.GenerationServiceAsyncStub
 
+    async def answer(self, request: pb.GenerateRequest, **options: Any) -> Answer:
+        """Asks for an answer, and reads it to its end."""
+        return await answer(self.stub.GenerateStream(request, **options))
+
     async def assert_idle(self) -> None:
         """Waits until no request is live, and asserts that none holds anything."""
         await check_idle(self.server.bridge, self.engine)
@@ -602,3 +606,16 @@ async def answer(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateS
             raise
         result.cancelled = True
     return result
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    """The status of a call, of a stream or of one response, that fails."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("the call is not refused")
