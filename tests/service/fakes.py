@@ -320,6 +320,14 @@ class FakeEngine:
         return StepOutput(sequence, tokens, texts, [True] * (count - 1) + [False], finish)
 
 
+def scripted(text: str, form: ToolFormat | NoToolFormatError) -> tuple[FakeEngine, FakeModel]:
+    """An engine that writes a text, and a model that thinks before it answers and writes calls of tools in a form."""
+    engine, tokenizer = FakeEngine(), ByteTokenizer()
+    engine.script, tokenizer.tool_format = text, form
+    tokenizer.reasoning_format = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
+    return engine, FakeModel(tokenizer=tokenizer)
+
+
 class FakeRedecoding:
     """Compares a token a step."""
 

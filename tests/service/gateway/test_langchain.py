@@ -17,11 +17,6 @@ ORDER = {
 }
 
 
-@pytest.fixture
-def model(gateway: str) -> Any:
-    return chat_model(gateway)
-
-
 def chat_model(gateway: str) -> Any:
     return ChatOpenAI(
         base_url=f"{gateway}/v1",
@@ -34,16 +29,13 @@ def chat_model(gateway: str) -> Any:
     )
 
 
-def test_whole_streamed_and_in_a_batch_are_the_same(model: Any) -> None:
+def test_whole_streamed_and_in_a_batch_are_the_same(gateway: str) -> None:
+    model = chat_model(gateway)
     whole = model.invoke(QUESTION)
-    assert whole.response_metadata["finish_reason"] in ("stop", "length")
-    assert whole.usage_metadata["output_tokens"] > 0
     chunks = list(model.stream(QUESTION))
-    assert len(chunks) > 2
     assert "".join(chunk.content for chunk in chunks) == whole.content
     assert [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata][-1] == whole.usage_metadata
-    batch = model.batch([QUESTION] * 8)
-    assert len({answer.content for answer in batch}) == 1
+    assert {answer.content for answer in model.batch([QUESTION] * 8)} == {whole.content}
 
 
 def test_tools(gateway_with_tools: str) -> None:
@@ -53,10 +45,8 @@ def test_tools(gateway_with_tools: str) -> None:
     answer = model.invoke(QUESTION)
     [call] = answer.tool_calls
     assert (call["name"], {*call["args"]}) == ("track", {"late", "days"})
-    chunks = list(model.stream(QUESTION))
-    streamed = chunks[0]
-    for chunk in chunks[1:]:
-        streamed += chunk
-    assert [(one["name"], one["args"]) for one in streamed.tool_calls] == [(call["name"], call["args"])]
+    first, *more = model.stream(QUESTION)
+    [streamed] = sum(more, first).tool_calls
+    assert (streamed["name"], streamed["args"]) == (call["name"], call["args"])
     result = {"role": "tool", "content": "in Bremen", "tool_call_id": call["id"]}
     assert chat_model(gateway_with_tools).invoke([("user", QUESTION), answer, result]).content

@@ -116,13 +116,6 @@ async def test_client_cancels_while_waiting() -> None:
         first.cancel()
 
 
-async def test_channel_closes(served: Served) -> None:
-    await started(served, 3)
-    assert served.engine.running == 3
-    await served.channel.close()
-    await served.assert_idle()
-
-
 async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture, served: Served) -> None:
     result = await served.answer(ask(), timeout=0.1)
     steps = served.engine.steps

@@ -133,11 +133,11 @@ def test_what_can_be_followed_is_not_refused(shared: GrammarTrials, schema: str)
     shared.check(GrammarKind.JSON_SCHEMA, schema)
 
 
-KEYWORDS = (
-    "type properties patternProperties additionalProperties required items prefixItems enum const minLength maxLength"
-    " pattern format minimum maximum multipleOf minItems maxItems anyOf allOf oneOf not if $ref $defs minProperties"
-    " x-guidance"
-).split()
+KEYWORDS = [
+    *("type", "properties", "patternProperties", "additionalProperties", "required", "items", "prefixItems", "enum"),
+    *("const", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "multipleOf", "minItems"),
+    *("maxItems", "anyOf", "allOf", "oneOf", "not", "if", "$ref", "$defs", "minProperties", "x-guidance"),
+]
 WORDS = ["object", "string", "integer", "array", "date-time", "^a", "a", "#", "#/$defs/a", "[", "(?=a)", ".*"]
 VALUES: st.SearchStrategy[object] = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 9) | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3),

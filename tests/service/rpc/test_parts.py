@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_service.rpc.parts import AnswerReader, ToolCallReader, whole_parts
 from draftwood_service.tools import MAX_NESTING, ReasoningFormat, ToolFormat
-from tests.service.fakes import Answer, ByteTokenizer, FakeEngine, FakeModel, serving
+from tests.service.fakes import Answer, scripted, serving
 
 DATA = json.loads((Path(__file__).parent / "tool_calls.json").read_text(encoding="utf-8"))
 """Answers and their pieces; null if all of an answer is text. A call that is cut off has its arguments as text."""
@@ -208,19 +208,12 @@ def asked(tool: str = "track", **output: Any) -> pb.GenerateRequest:
     )
 
 
-def writing(text: str) -> tuple[FakeEngine, FakeModel]:
-    """An engine that writes it, and a model with tools that thinks."""
-    engine, tokenizer = FakeEngine(), ByteTokenizer()
-    engine.script, tokenizer.tool_format, tokenizer.reasoning_format = text, MARKED, THINK
-    return engine, FakeModel(tokenizer=tokenizer)
-
-
 def parts_of(result: Answer) -> list[pb.AnswerPart]:
     return whole_parts(part for event in result.events for part in event.delta.parts)
 
 
 async def test_a_stream_and_a_whole_answer_have_the_same_parts() -> None:
-    async with serving(*writing(f"{THOUGHT}Sure.\n{CALL}")) as served:
+    async with serving(*scripted(f"{THOUGHT}Sure.\n{CALL}", MARKED)) as served:
         streamed = await served.answer(asked(token_details=True))
         whole = await served.stub.Generate(asked(token_details=True))
         assert served.model.tokenizer.messages[0]["content"] == "Where is it?"
@@ -241,7 +234,7 @@ async def test_a_stream_and_a_whole_answer_have_the_same_parts() -> None:
 
 
 async def test_raw_text_is_what_the_model_wrote() -> None:
-    async with serving(*writing(f"{THOUGHT}{CALL}")) as served:
+    async with serving(*scripted(f"{THOUGHT}{CALL}", MARKED)) as served:
         whole = await served.stub.Generate(asked(raw_text=True))
     [part] = whole.answers[0].parts
     assert part.text == f"{THOUGHT}{CALL}"
@@ -262,7 +255,7 @@ LONG_NAME = "t" * 150
 )
 async def test_parts_do_not_change_the_size_of_deltas_at_a_cadence(text: str, tool: str, size: int) -> None:
     shaping: dict[str, Any] = {"delta_cadence": 0.02, "delta_padding": 128}
-    async with serving(*writing(text), **shaping) as served:
+    async with serving(*scripted(text, MARKED), **shaping) as served:
         result = await served.answer(asked(tool))
     assert {event.ByteSize() for event in result.events if event.HasField("delta")} == {size}
     parts = parts_of(result)
