@@ -1,4 +1,4 @@
-"""The official package for Python against the gateway."""
+"""The official packages, and LangChain's, against the gateway in front of a real service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from openai import AsyncOpenAI
 
 MODEL = "draftwood-demo"
-QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
+TEXT = "Where is my parcel?"
+QUESTION: Any = [{"role": "user", "content": TEXT}]
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
 NODE = shutil.which("node")
 MODULES = Path(__file__).parents[3] / "build" / "node" / "node_modules"
@@ -147,3 +148,35 @@ def test_the_official_package_for_javascript(gateway: str, gateway_with_tools: s
     environment = {"PATH": os.environ["PATH"], "NODE_PATH": str(MODULES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def langchain(gateway: str) -> Any:
+    """LangChain's client."""
+    made = pytest.importorskip("langchain_openai").ChatOpenAI
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 80, "stream_usage": True}
+    return made(base_url=f"{gateway}/v1", api_key="unused", max_retries=0, **options)
+
+
+@pytest.mark.system
+def test_answers_to_langchain_whole_streamed_and_in_a_batch_are_the_same(gateway: str) -> None:
+    model = langchain(gateway)
+    whole = model.invoke(TEXT)
+    chunks = list(model.stream(TEXT))
+    assert "".join(chunk.content for chunk in chunks) == whole.content
+    assert [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata][-1] == whole.usage_metadata
+    assert {answer.content for answer in model.batch([TEXT] * 8)} == {whole.content}
+
+
+@pytest.mark.system
+def test_langchain_gets_a_call_and_sends_its_result(gateway_with_tools: str) -> None:
+    parameters = {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]}
+    tool = {"type": "function", "function": {"name": "track", "description": "", "parameters": parameters}}
+    model = langchain(gateway_with_tools).bind_tools([tool], tool_choice="track", parallel_tool_calls=False)
+    answer = model.invoke(TEXT)
+    [call] = answer.tool_calls
+    assert (call["name"], isinstance(call["args"]["late"], bool)) == ("track", True)
+    first, *more = model.stream(TEXT)
+    [streamed] = sum(more, first).tool_calls
+    assert (streamed["name"], streamed["args"]) == (call["name"], call["args"])
+    result = {"role": "tool", "content": "in Bremen", "tool_call_id": call["id"]}
+    assert langchain(gateway_with_tools).invoke([("user", TEXT), answer, result]).content

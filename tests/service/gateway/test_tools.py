@@ -110,17 +110,6 @@ async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
 
 
 @both_gateways
-async def test_a_named_function_and_several_samples(client: AsyncOpenAI) -> None:
-    choice = {"type": "function", "function": {"name": "refund"}}
-    options = {**OPTIONS, "tool_choice": choice, "n": 3, "temperature": 1.2, "seed": 1, "parallel_tool_calls": False}
-    answer = await client.chat.completions.create(**options)
-    assert [one.index for one in answer.choices] == [0, 1, 2]
-    for one in answer.choices:
-        assert [name for name, _ in checked(one.message)] == ["refund"]
-    assert len({call.id for one in answer.choices for call in one.message.tool_calls}) == 3
-
-
-@both_gateways
 async def test_none_and_auto_leave_an_ordinary_answer_as_it_is(client: AsyncOpenAI) -> None:
     plain = {key: value for key, value in OPTIONS.items() if key != "tools"}
     expected = (await client.chat.completions.create(**plain)).choices[0].message.content

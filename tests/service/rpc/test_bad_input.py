@@ -402,5 +402,6 @@ async def test_other_methods_refuse_as_well(served: Served) -> None:
         (served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[1, 300])), "token_ids[1]"),
         (raw(b"\x0a\x01\xff"), "request"),
         (stream(iter([b"\x0a\xff\xff"])), "request"),
+        (served.channel.stream_stream("/draftwood.v1.GenerationService/Generate")(iter([])), "request"),  # no message
     ):
         assert violation(await refusal(call)).field == field

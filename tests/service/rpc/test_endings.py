@@ -1,4 +1,7 @@
-"""Every way in which an answer ends: one Finished or one status, and nothing is held afterwards."""
+"""Every way in which an answer ends: one Finished or one status, and nothing is held afterwards.
+
+For a stream and, at the end of the file, for Generate, whose answer is one message.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_model_runner.errors import ModelError
 from draftwood_service.errors import QueueFullError
-from draftwood_service.rpc.statuses import ERROR_DOMAIN, rule_for, to_status
-from tests.service.fakes import Answer, FakeEngine, Served, answer, serving, until
+from draftwood_service.rpc.statuses import ERROR_DOMAIN, to_status
+from tests.service.fakes import Answer, FakeEngine, FakeModel, Served, answer, refusal, serving, until
+from tests.service.rpc.test_bad_input import violation
 
 
 def ask(text: str = "hello", max_tokens: int = 3000, **fields: Any) -> pb.GenerateRequest:
@@ -236,6 +240,65 @@ async def test_a_storm_of_all_endings_leaves_nothing_and_logs_no_error(caplog: p
     assert loud == []
 
 
+async def test_a_whole_answer_is_what_the_stream_sends(served: Served) -> None:
+    sampling = pb.SamplingOptions(n=3, temperature=1.0, seed=5)
+    request = ask(max_tokens=9, sampling=sampling, request_id="mine", tenant="acme")
+    streamed = await served.answer(request)
+    whole = await served.stub.Generate(request)
+    assert whole.started == streamed.events[0].started
+    assert [one.result for one in whole.answers] == [*streamed.finished.samples]
+    assert whole.usage == streamed.finished.usage
+    for sample, one in enumerate(whole.answers):
+        deltas = [event.delta for event in streamed.events if event.delta.sample == sample]
+        assert [part.text for part in one.parts] == ["abcdefghi"]
+        assert [*one.token_ids] == [token for delta in deltas for token in delta.token_ids]
+    drafting = streamed.finished.drafting
+    assert (whole.drafting.steps, whole.drafting.accepted_tokens) == (drafting.steps, drafting.accepted_tokens)
+    assert whole.timings.decode.ToNanoseconds() > 0
+
+
+async def test_a_client_of_a_whole_answer_that_is_gone_frees_its_slots(served: Served) -> None:
+    served.engine.gate.clear()
+    call = served.stub.Generate(ask(max_tokens=100))
+    await until(lambda: served.engine.running == 1 or served.engine.in_step)
+    call.cancel()
+    served.engine.gate.set()
+    await served.assert_idle()
+
+
+async def test_the_deadline_of_a_whole_answer() -> None:
+    async with serving(default_timeout=0.3) as served:
+        served.engine.gate.clear()
+        assert reason(await refusal(served.stub.Generate(ask()))) == "DEADLINE_EXCEEDED"
+
+
+async def test_errors_of_a_whole_answer(served: Served) -> None:
+    served.engine.sequence_error = ModelError("broken")
+    assert reason(await refusal(served.stub.Generate(ask()))) == "MODEL_FAILED"
+    assert violation(await refusal(served.stub.Generate(ask(max_tokens=0)))).field == "stop.max_tokens"
+    unknown = await refusal(served.stub.Generate(ask(model="other")))
+    assert (unknown.code(), reason(unknown)) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+
+
+async def test_details_that_could_be_too_large_for_one_message_are_refused_before_any_work() -> None:
+    """Of a request without them nothing is refused, nor of a stream."""
+    async with serving(model=FakeModel(max_context=200_000)) as served:
+        details = pb.OutputOptions(top_logprobs=20)
+        samples = pb.SamplingOptions(n=2, temperature=1.0)
+        unset = pb.GenerateRequest(text="x", output=pb.OutputOptions(token_details=True))
+        for request, tokens, most in (
+            (ask(max_tokens=5000, output=details), 5000, 4064),
+            (ask(max_tokens=3000, output=details, sampling=samples), 3000, 2032),
+            (unset, 199_999, 58_254),
+        ):
+            found = violation(await refusal(served.stub.Generate(request)))
+            assert found.description.startswith(f"stop.max_tokens: {tokens} is not allowed; with these details in one")
+            assert f"it must be at most {most}; call GenerateStream" in found.description
+        assert served.engine.steps == 0
+        allowed = await served.stub.Generate(ask(max_tokens=30, output=details))
+        assert len(allowed.answers[0].details) == 30
+
+
 def pushback(retry_seconds: float, remaining: float | None = None) -> int:
     """Milliseconds after which gRPC's clients retry by themselves; -1 forbids it."""
     return int(dict(to_status(QueueFullError(5, retry_seconds), "mine", remaining)[2])["grpc-retry-pushback-ms"])
@@ -252,10 +315,3 @@ def test_a_retry_that_would_come_after_the_deadline_is_forbidden(
 
 def test_no_client_is_asked_to_come_back_at_once() -> None:
     assert pushback(0.0) >= 10
-
-
-def test_a_subclass_has_the_rule_of_its_base() -> None:
-    class NarrowError(ModelError):
-        pass
-
-    assert rule_for(NarrowError()) is rule_for(ModelError())

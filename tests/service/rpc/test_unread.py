@@ -21,11 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.requirements import Requirement
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.errors import ReaderStalledError
 from draftwood_service.rpc import bound, health
 from draftwood_service.rpc.bound import OTHER_STREAMS
-from draftwood_service.rpc.calls import MessageReader
 from draftwood_service.rpc.health import V1
 from tests.process_memory import resident_mib
 from tests.service.fakes import Served, refusal, serving, until
@@ -198,33 +195,6 @@ async def test_health_that_is_asked_without_an_end_answers_others(
         async with attacker(guarded.server.port) as late:
             late.open(CHECK)
             await until(lambda: not late.live)
-
-
-async def test_a_message_that_does_not_come_or_is_not_there_ends_its_call() -> None:
-    reader, held = MessageReader(at_once=1, seconds=0.05), asyncio.Event()
-
-    async def nothing() -> AsyncIterator[bytes]:
-        return
-        yield
-
-    async def late() -> AsyncIterator[bytes]:
-        await held.wait()
-        yield b"late"
-
-    async def whole() -> AsyncIterator[bytes]:
-        yield b"whole"
-
-    with pytest.raises(InvalidInputError, match=r"^request: is missing$"):
-        await reader.read(nothing(), "a")
-    with pytest.raises(ReaderStalledError):
-        await reader.read(late(), "a")
-    waiting = MessageReader(at_once=1, seconds=20.0)
-    first = asyncio.create_task(waiting.read(late(), "a"))
-    second = asyncio.create_task(waiting.read(whole(), "a"))
-    assert await waiting.read(whole(), "b") == b"whole"
-    assert not second.done()
-    held.set()
-    assert (await first, await second) == (b"late", b"whole")
 
 
 LARGE = 1_000_000

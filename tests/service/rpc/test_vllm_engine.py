@@ -19,13 +19,13 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from draftwood.v1 import generation_pb2 as native
-from draftwood_model_runner.request import GrammarKind, SamplingParams
+from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_service.auth import Role
 from draftwood_service.auth.auth_file import KeyEntry, new_key, updated
 from draftwood_service.authorization import TENANT
 from draftwood_service.rpc.vllm_engine import as_native
-from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, Served, answer, refusal, serving, until
+from tests.service.fakes import FakeEngine, FakeModel, Served, answer, refusal, serving, until
 from tests.service.rpc.test_bad_input import violation
 from tests.service.rpc.test_endings import reason
 
@@ -336,19 +336,3 @@ async def test_methods_that_are_not_served_say_why(served: Served) -> None:
         error = await refusal(call)
         assert (error.code(), reason(error)) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SERVED")
         assert words in str(error.details())
-
-
-class AnyGrammar(FakeGrammars):
-    """Takes every grammar, and remembers the last."""
-
-    def check(self, kind: GrammarKind, text: str) -> None:
-        self.checked = kind, text
-
-
-async def test_a_format_reaches_the_engine() -> None:
-    grammars = AnyGrammar()
-    async with serving(model=FakeModel(grammars=grammars)) as served:
-        # The engine of tests compiles it, and refuses.
-        error = await refusal(engine_of(served).Generate(ask(regex="[a-z]+")))
-        assert violation(error).field == "sampling_params.regex"
-        assert grammars.checked == (GrammarKind.REGEX, "[a-z]+")
