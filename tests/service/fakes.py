@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -444,17 +444,7 @@ async def on_engine_thread(bridge: EngineBridge, function: Callable[[], object])
         raise call.error
 
 
-class CheckedEngine(Protocol):
-    """A `FakeEngine` or a real one, as far as `check_idle` uses it."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    def check(self) -> None: ...
-
-
-async def check_idle(bridge: EngineBridge, engine: CheckedEngine) -> None:
+async def check_idle(bridge: EngineBridge, engine: Any) -> None:
     """Waits until no request is live, and asserts that the engine holds nothing for those of the past.
 
     Another thread would see half of a change: an idle engine audits answers, which takes pages and gives them back.

@@ -264,7 +264,6 @@ def schema(schema: Any) -> dict[str, Any]:
         (schema({"\ud800": 1}), None, "response_format.json_schema.schema", "response_format.json_schema.schema: has"),
         ({"temperature": 10**400}, None, "temperature", "temperature: inf is not allowed; it must be finite"),
         ({"messages": [{"role": "x" * 99, "content": ""}]}, WRONG, "messages[0].role", "messages[0]."),
-        ({"messages": [{"role": 3, "content": ""}]}, None, "messages[0].role", "messages[0].role: must be"),
         ({"messages": [{"role": "tool", "name": 3}]}, None, "messages[0].name", "messages[0].name: must be"),
         ({"messages": []}, None, "messages", "messages"),
         ({"messages": [{"role": "function"}]}, None, "messages[0].role", "messages[0].role: function is not served"),
@@ -274,11 +273,9 @@ def schema(schema: Any) -> dict[str, Any]:
         ({"max_tokens": 5000}, LONG_CONTEXT, "max_tokens", "max_tokens: 5000"),
         ({"max_completion_tokens": 5000}, LONG_CONTEXT, "max_completion_tokens", "max_completion_tokens: 5000"),
         ({"stop": 3}, None, "stop", "stop: must be"),
-        ({"n": True}, None, "n", "n: must be"),
         ({"n": 99, "temperature": 1}, WRONG, "n", "n: 99"),
         ({"stop": [""]}, WRONG, "stop[0]", "stop[0]: must"),
         ({"stop_token_ids": [300]}, WRONG, "stop_token_ids[0]", "stop_token_ids"),
-        ({"stop_token_ids": ["x"]}, None, "stop_token_ids[0]", "stop_token_ids[0]"),
         ({"logit_bias": {"300": 1}}, WRONG, "logit_bias[300]", "logit_bias[300]"),
         ({"logit_bias": {"x": 1}}, None, "logit_bias", "logit_bias: has a key that is not a token id"),
         ({"logprobs": True, "top_logprobs": 99}, None, "top_logprobs", "top_logprobs: must lie in [0, "),
@@ -289,11 +286,9 @@ def schema(schema: Any) -> dict[str, Any]:
         ({"user": "x" * 300}, WRONG, "user", "user"),
         ({"draftwood": {"session": "x" * 300}}, WRONG, "draftwood.session", ""),
         ({"draftwood": {"strategy": 3}}, None, "draftwood.strategy", "draftwood.strategy"),
-        ({"draftwood": {"strategy": "x"}}, WRONG, "draftwood.strategy", ""),
         ({"draftwood": {"stragety": "trie"}}, None, "draftwood.stragety", ""),
         ({"draftwood": {"max_draft_nodes": -1}}, WRONG, "draftwood.max_draft_nodes", "draftwood.max_draft_nodes"),
         ({"response_format": {"type": "regex", "pattern": "("}}, WRONG, "response_format.pattern", "response_format."),
-        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, WRONG, "ignore_eos", "ignore_eos"),
         ({"response_format": {"type": "xml"}}, None, "response_format.type", ""),
         (schema({"type": 3}), WRONG, "response_format.json_schema", ""),
     ],
@@ -476,7 +471,6 @@ async def test_a_gateway_that_shares_no_credential_refuses_requests_without_a_ke
         assert (await gateway.answered(get("/health")))[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models", COMPLETIONS])
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
@@ -487,14 +481,14 @@ async def test_a_gateway_that_shares_no_credential_refuses_requests_without_a_ke
 )
 @together
 async def test_a_credential_that_is_no_bearer_is_refused(
-    shared_gateway: Listening, path: str, headers: list[str], said: str
+    shared_gateway: Listening, headers: list[str], said: str
 ) -> None:
-    lines = "".join(f"\r\nauthorization: {header}" for header in headers)
-    sent = get(path) if path == "/v1/models" else post(path, {"prompt": "x", "max_tokens": 2})
-    status, answer = await shared_gateway.answered(sent.replace(b"host: x", f"host: x{lines}".encode()))
-    assert (status, answer["error"]["type"]) == (401, "authentication_error")
-    assert answer["error"]["message"].startswith(said)
-    assert "c2VjcmV0" not in str(answer)
+    lines = "host: x" + "".join(f"\r\nauthorization: {header}" for header in headers)
+    for sent in (get("/v1/models"), post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})):
+        status, answer = await shared_gateway.answered(sent.replace(b"host: x", lines.encode()))
+        assert (status, answer["error"]["type"]) == (401, "authentication_error")
+        assert answer["error"]["message"].startswith(said)
+        assert "c2VjcmV0" not in str(answer)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS])
@@ -565,25 +559,21 @@ async def test_a_page_whose_name_means_this_machine_reads_nothing() -> None:
                 )
 
 
-@pytest.mark.parametrize(
-    ("origin", "status"),
-    [
-        ("http://localhost:8080", 200),  # its own
-        ("https://app.example", 200),
-        ("https://evil.example", 403),
-        ("http://localhost:9090", 403),
-        ("null", 403),
-    ],
-)
-async def test_pages_of_other_origins_send_nothing(origin: str, status: int) -> None:
-    engine = FakeEngine()
+async def test_pages_of_other_origins_send_nothing() -> None:
+    sent = post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})
     async with (
-        serving(engine) as served,
+        serving() as served,
         listening(served.server.address, hosts=[], origins=["https://app.example"]) as gateway,
     ):
-        lines = f"host: localhost:8080\r\norigin: {origin}".encode()
-        sent = post(COMPLETIONS, {"prompt": "x", "max_tokens": 2}).replace(b"host: x", lines)
-        found, answer = await gateway.answered(sent)
-    assert found == status
-    assert len(engine.added) == (status == 200)
-    assert status == 200 or answer["error"]["message"].startswith(f"origin: web pages of {origin!r} may not call")
+        for origin, count in (
+            ("https://evil.example", 0),
+            ("http://localhost:9090", 0),
+            ("null", 0),
+            ("http://localhost:8080", 1),  # its own
+            ("https://app.example", 2),
+        ):
+            lines = f"host: localhost:8080\r\norigin: {origin}".encode()
+            status, answer = await gateway.answered(sent.replace(b"host: x", lines))
+            assert (status, len(served.engine.added)) == (200 if count else 403, count)
+            problem = f"origin: web pages of {origin!r} may not call"
+            assert status == 200 or answer["error"]["message"].startswith(problem)

@@ -32,7 +32,7 @@ from draftwood_memory.operations import GetStatistics
 from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store import purges
 from draftwood_memory.store.naming import MemoryName
-from draftwood_service.rpc.memory import MemoryTurn
+from draftwood_service.rpc.memory import _PAUSE, MemoryTurn
 from draftwood_strategies import Strategy
 from tests.memory.helpers import agreed, learn_output, learned_by, log_of, numbers, replicas, strategy_of
 from tests.memory.servers import Valkey
@@ -123,25 +123,18 @@ async def test_work_on_a_tenants_memory_is_done_one_piece_at_a_time(
     assert most == {"a": 1, "b": 1}
 
 
-async def test_a_pause_comes_before_work_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    turn, pauses = MemoryTurn(), list[float]()
-    loop = asyncio.get_running_loop()
-    later = loop.call_later
-
-    def note(pause: float, *call: Any) -> None:
-        pauses.append(pause)
-        later(pause, *call)
-
-    monkeypatch.setattr(loop, "call_later", note)
+async def test_a_pause_comes_before_work_that_waits() -> None:
+    turn = MemoryTurn()
 
     async def work() -> None:
         async with turn.taken():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
 
-    await work()
-    assert pauses == [0.0]
+    began = time.perf_counter()
     await asyncio.gather(work(), work(), work())
-    assert [pause > 0 for pause in pauses] == [False, True, True, False]
+    assert time.perf_counter() - began > 3 * 0.05 + 2 * _PAUSE * 0.05
+    await asyncio.sleep(0)
+    assert not turn._lock.locked()  # none follows what is done last
 
 
 @pytest.mark.parametrize("with_redis", [False, True])
