@@ -25,7 +25,7 @@ from draftwood_service.gateway.command import _arguments, _check_service
 from draftwood_service.gateway.errors import body_of, status_of
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.settings import Settings
-from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
+from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, Served, serving, until
 from tests.service.gateway.listening import Listening, get, listening, post
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -42,10 +42,12 @@ async def shared_gateway() -> AsyncIterator[Listening]:
         yield gateway
 
 
-def slow_engine(step_seconds: float = 0.01, max_running: int = 4) -> FakeEngine:
-    engine = FakeEngine(max_running)
-    engine.step_seconds = step_seconds
-    return engine
+@pytest.fixture
+async def slow() -> AsyncIterator[tuple[Listening, Served]]:
+    """A gateway, and the service behind it, whose engine does 100 steps a second."""
+    async with serving() as served, listening(served.server.address) as gateway:
+        served.engine.step_seconds = 0.01
+        yield gateway, served
 
 
 async def is_free(gateway: Listening) -> bool:
@@ -69,23 +71,23 @@ def choices_of(answer: str) -> list[dict[str, Any]]:
         pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"], "stream": True}, False, id="streamed batch"),
     ],
 )
-async def test_a_client_that_leaves_cancels_its_request(fields: Any, abort: bool) -> None:
-    engine = slow_engine()
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        _, writer = await gateway.open(post(COMPLETIONS, fields))
-        await until(lambda: engine.running == (3 if isinstance(fields["prompt"], list) else 1))
-        steps = engine.steps
-        writer.transport.abort() if abort else writer.close()
-        await until(lambda: engine.running == 0)
-        assert engine.steps - steps < 50  # of 1,000
-        await served.assert_idle()
-        assert await is_free(gateway)
+async def test_a_client_that_leaves_cancels_its_request(
+    slow: tuple[Listening, Served], fields: Any, abort: bool
+) -> None:
+    gateway, served = slow
+    _, writer = await gateway.open(post(COMPLETIONS, fields))
+    await until(lambda: served.engine.running == (3 if isinstance(fields["prompt"], list) else 1))
+    steps = served.engine.steps
+    writer.transport.abort() if abort else writer.close()
+    await served.assert_idle()
+    assert served.engine.steps - steps < 50  # of 1,000
+    assert await is_free(gateway)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_while_it_waits_cancels_its_request(stream: bool) -> None:
     """It waits to be admitted: a stream has not begun, so that nothing would be written to it either."""
-    engine = slow_engine(max_running=1)
+    engine = FakeEngine(max_running=1)
     async with serving(engine, max_running=1) as served, listening(served.server.address) as gateway:
         _, first = await gateway.open(post(COMPLETIONS, LONG))
         await until(lambda: engine.running == 1)
@@ -112,32 +114,28 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_prompt_that_is_refused_ends_the_others(stream: bool) -> None:
-    engine = slow_engine()
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        fields = {**LONG, "prompt": ["Hi", "x" * 4000, "Ho"], "max_tokens": 1000, "stream": stream}
-        status, answer = await gateway.posted(COMPLETIONS, fields)
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        await until(lambda: engine.running == 0)
-        assert engine.steps < 50
+async def test_one_prompt_that_is_refused_ends_the_others(slow: tuple[Listening, Served], stream: bool) -> None:
+    gateway, served = slow
+    fields = {**LONG, "prompt": ["Hi", "x" * 4000, "Ho"], "max_tokens": 1000, "stream": stream}
+    status, answer = await gateway.posted(COMPLETIONS, fields)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    await served.assert_idle()
+    assert served.engine.steps < 50
 
 
-async def test_a_prompt_that_fails_later_ends_the_others_and_the_stream() -> None:
-    engine = slow_engine()
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        short = {"prompt": ["a", "b", "c", "d", "x" * 4095 + "y"], "max_tokens": 50, "stream": True}
-        status, answer = await gateway.posted(COMPLETIONS, short)  # the fifth begins when one of four has ended
-        assert status == 200
-        assert "event: error" in answer
-        assert "context_length_exceeded" in answer
-        assert "[DONE]" not in answer
+async def test_a_prompt_that_fails_later_ends_the_others_and_the_stream(slow: tuple[Listening, Served]) -> None:
+    short = {"prompt": ["a", "b", "c", "d", "x" * 4095 + "y"], "max_tokens": 50, "stream": True}
+    status, answer = await slow[0].posted(COMPLETIONS, short)  # the fifth begins when one of four has ended
+    assert status == 200
+    assert "event: error" in answer
+    assert "context_length_exceeded" in answer
+    assert "[DONE]" not in answer
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("samples", [1, 2])
 async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples: int) -> None:
-    engine = slow_engine(0.0)
-    async with serving(engine, max_running=4, max_waiting=0) as served, listening(served.server.address) as gateway:
+    async with serving(max_running=4, max_waiting=0) as served, listening(served.server.address) as gateway:
         fields = {"prompt": ["a", "b"] * 64, "max_tokens": 6, "n": samples, "temperature": 1.0, "stream": stream}
         status, answer = await gateway.posted(COMPLETIONS, fields)
         assert status == 200
@@ -146,35 +144,32 @@ async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples
             texts[choice["index"]] += choice["text"]
         assert not stream or "[DONE]" in answer
         assert texts == ["abcdef"] * 128 * samples
-        assert engine.most_running <= 4
+        assert served.engine.most_running <= 4
 
 
-async def test_a_sample_ends_when_it_has_ended() -> None:
+async def test_a_sample_ends_when_it_has_ended(slow: tuple[Listening, Served]) -> None:
     """Its reason comes once, right behind its text, and not with the end of all."""
-    async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
-        fields = {"prompt": "a", "n": 3, "temperature": 1.0, "max_tokens": 6, "stream": True}
-        _, answer = await gateway.posted(COMPLETIONS, fields)
+    fields = {"prompt": "a", "n": 3, "temperature": 1.0, "max_tokens": 6, "stream": True}
+    _, answer = await slow[0].posted(COMPLETIONS, fields)
     for index in range(3):
         own = [one for one in choices_of(answer) if one["index"] == index]
         assert "".join(one["text"] for one in own) == "abcdef"
         assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + ["length"]
 
 
-async def test_the_prompts_of_a_batch_are_streamed_side_by_side() -> None:
-    async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
-        _, answer = await gateway.posted(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100, "stream": True})
+async def test_the_prompts_of_a_batch_are_streamed_side_by_side(slow: tuple[Listening, Served]) -> None:
+    _, answer = await slow[0].posted(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100, "stream": True})
     order = [one["index"] for one in choices_of(answer)]
     assert 0 in order[order.index(1) :]
 
 
-async def test_the_deadline_is_that_of_the_whole_batch() -> None:
-    engine = slow_engine(0.02)
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        sent = post(COMPLETIONS, {"prompt": ["a"] * 16, "max_tokens": 40})
-        sent = sent.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.6")
-        status, answer = await gateway.answered(sent)
-        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-        assert engine.steps < 60  # of 80 in 1.6 s
+async def test_the_deadline_is_that_of_the_whole_batch(slow: tuple[Listening, Served]) -> None:
+    gateway, served = slow
+    served.engine.step_seconds = 0.02
+    sent = post(COMPLETIONS, {"prompt": ["a"] * 16, "max_tokens": 40})
+    status, answer = await gateway.answered(sent.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.6"))
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+    assert served.engine.steps < 60  # of 80 in 1.6 s
 
 
 async def test_no_error_shows_the_address_of_the_service() -> None:
