@@ -31,6 +31,7 @@ async def asking(script: str = SCRIPT, model: FakeModel | None = None) -> AsyncI
     """`model`: another one than that of the script."""
     engine, usual = scripted(script, FORM)
     model = usual if model is None else model
+    model.tokenizer.template_variables = frozenset({"enable_thinking"})
     async with (
         serving(engine, model) as served,
         listening(served.server.address) as gateway,

@@ -27,7 +27,6 @@ def events_of(answer: str) -> list[dict[str, Any]]:
 async def test_thoughts_text_and_calls_are_blocks_whole_and_streamed() -> None:
     fields = {**ASKED, "tools": [TRACK]}
     async with asking() as asked:
-        asked.tokenizer.template_variables = frozenset({"enable_thinking"})
         status, whole = await asked.gateway.posted(MESSAGES, {**fields, "thinking": {"type": "disabled"}})
         assert asked.tokenizer.variables == {"enable_thinking": False}
         _, streamed = await asked.gateway.posted(MESSAGES, {**fields, "stream": True})

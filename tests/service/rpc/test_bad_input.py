@@ -308,7 +308,7 @@ async def test_chat_without_a_template() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x1a\x07\x0a\x00\x0a\x03\x12\x01\x80", "UTF-8"),  # in the second message of a chat
+        (b"\x1a\x09\x0a\x00\x0a\x05\x12\x03\x0a\x01\x80", "UTF-8"),  # in the second message of a chat
         (b"\x3a\x02\x1a\x7f", "corrupt"),  # cut off in a nested message
     ],
 )
