@@ -17,6 +17,12 @@ from openai import AsyncOpenAI
 MODEL = "draftwood-demo"
 TEXT = "Where is my parcel?"
 QUESTION: Any = [{"role": "user", "content": TEXT}]
+LATE = {
+    "type": "object",
+    "properties": {"late": {"type": "boolean"}},
+    "required": ["late"],
+    "additionalProperties": False,
+}
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
 NODE = shutil.which("node")
 MODULES = Path(__file__).parents[3] / "build" / "node" / "node_modules"
@@ -103,8 +109,7 @@ async def test_logprobs(client: AsyncOpenAI) -> None:
 
 
 async def test_json_schema(client: AsyncOpenAI) -> None:
-    schema = {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]}
-    form: Any = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": LATE}}
     answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=64, response_format=form)
     assert isinstance(json.loads(answer.choices[0].message.content or "")["late"], bool)
 
@@ -169,8 +174,7 @@ def test_answers_to_langchain_whole_streamed_and_in_a_batch_are_the_same(gateway
 
 @pytest.mark.system
 def test_langchain_gets_a_call_and_sends_its_result(gateway_with_tools: str) -> None:
-    parameters = {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]}
-    tool = {"type": "function", "function": {"name": "track", "description": "", "parameters": parameters}}
+    tool = {"type": "function", "function": {"name": "track", "description": "", "parameters": LATE}}
     model = langchain(gateway_with_tools).bind_tools([tool], tool_choice="track", parallel_tool_calls=False)
     answer = model.invoke(TEXT)
     [call] = answer.tool_calls
