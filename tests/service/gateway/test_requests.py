@@ -230,6 +230,7 @@ async def test_a_body_that_is_no_request_or_costs_much_to_read_is_refused(
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 LONG_CONTEXT, WRONG = "context_length_exceeded", "invalid_value"
 
 
@@ -284,6 +285,8 @@ def schema(schema: Any) -> dict[str, Any]:
         ({"draftwood": {"stragety": "trie"}}, None, "draftwood.stragety", ""),
         ({"draftwood": {"max_draft_nodes": -1}}, WRONG, "draftwood.max_draft_nodes", "draftwood.max_draft_nodes"),
         ({"response_format": {"type": "regex", "pattern": "("}}, WRONG, "response_format.pattern", "response_format."),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, WRONG, "ignore_eos", "ignore_eos"),
+        ({"response_format": {"type": "regex"}, "tools": TOOLS}, None, "response_format.type", "response_format.type"),
         ({"response_format": {"type": "xml"}}, None, "response_format.type", ""),
         (schema({"type": 3}), WRONG, "response_format.json_schema", ""),
     ],

@@ -117,9 +117,11 @@ async def test_a_stream_that_fails_ends_with_its_error() -> None:
         ({"input": [{"type": "function_call", "name": "f", "arguments": "[]", "call_id": "c"}]}, "input[0].arguments", "must be a JSON object"),  # noqa: E501
         ({"input": "x" * 70_000}, "input", "must have at most"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be function: web_search is not served"),
+        ({"tools": [{**TRACK, "parameters": 3}]}, "tools[0].parameters", "must be a JSON schema"),
         ({"tools": [TRACK], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name", "must be one of track"),  # noqa: E501
         ({"max_output_tokens": 0}, "max_output_tokens", "0 is not allowed"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "must be text, json_object"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "must be an object"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "must be a text"),
         ({"extra_body": {"draftwood": {"token_details": True}}}, "draftwood.token_details", "chat/completions alone"),
     ],

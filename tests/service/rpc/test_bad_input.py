@@ -210,6 +210,7 @@ WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "no name": (with_tool(name=""), "chat.tools[0].name", "1 to 256 characters; it has 0"),
     "no JSON": (with_tool(parameters="{"), PARAMETERS, "is not JSON"),
     "no object": (with_tool(parameters="[]"), PARAMETERS, "must be a JSON object, not list"),
+    "deep": (with_tool(parameters="[" * 50_000), PARAMETERS, "nested too deeply"),
     "33 levels": (with_tool(parameters=nested(33)), PARAMETERS, "nested too deeply; at most 32 levels"),
     "half a surrogate pair": (with_tool(parameters=r'{"x": "\ud83d"}'), PARAMETERS, r"unpaired surrogate '\\ud83d'"),
     "not a number": (with_call(name="f", arguments='{"x": NaN}'), f"{CALL}.arguments", "Out of"),

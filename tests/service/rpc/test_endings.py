@@ -299,6 +299,34 @@ async def test_details_that_could_be_too_large_for_one_message_are_refused_befor
         assert len(allowed.answers[0].details) == 30
 
 
+async def test_padding_fills_up_a_whole_answer() -> None:
+    async with serving(delta_padding=1024) as served:
+        assert (await served.stub.Generate(ask(max_tokens=4))).ByteSize() == 1024
+        assert (await served.stub.Generate(ask(max_tokens=600))).ByteSize() % 1024 == 0
+
+
+async def test_neither_size_nor_time_of_a_whole_answer_tell_what_is_written() -> None:
+    request = ask(max_tokens=100, drafting=pb.DraftOptions(enabled=False))
+    sizes = set()
+    async with serving(delta_cadence=0.05, delta_padding=256, delta_rounding=4) as served:
+        await served.stub.Generate(request)
+        for text in ("a", "äöü and more"):
+            served.engine.text = text
+            began = time.perf_counter()
+            sizes.add((await served.stub.Generate(request)).ByteSize())
+            assert time.perf_counter() - began > 0.05 * 4
+    assert len(sizes) == 1 or max(sizes) == 2 * min(sizes)
+    assert all(size % 256 == 0 and size.bit_count() == 1 for size in sizes)
+
+
+async def test_an_error_ends_a_whole_answer_before_its_time() -> None:
+    async with serving(delta_cadence=5.0) as served:
+        began = time.perf_counter()
+        error = await refusal(served.stub.Generate(ask(max_tokens=6), timeout=0.5))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert time.perf_counter() - began < 4
+
+
 def pushback(retry_seconds: float, remaining: float | None = None) -> int:
     """Milliseconds after which gRPC's clients retry by themselves; -1 forbids it."""
     return int(dict(to_status(QueueFullError(5, retry_seconds), "mine", remaining)[2])["grpc-retry-pushback-ms"])

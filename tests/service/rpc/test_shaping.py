@@ -15,7 +15,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_client import AsyncClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_service.rpc.answers import pad
-from tests.service.fakes import Answer, FakeEngine, answer, refusal, serving, until
+from tests.service.fakes import Answer, FakeEngine, answer, serving, until
 from tests.service.rpc.test_bad_input import violation
 from tests.service.rpc.test_endings import ask, reason
 
@@ -205,31 +205,3 @@ async def test_draft_trees_are_refused(shaped: dict[str, Any]) -> None:
         found = violation((await served.answer(ask(output=pb.OutputOptions(draft_trees=True)))).status)
         assert found.field == "output.draft_trees"
         assert "is not served where deltas are padded" in found.description
-
-
-async def test_padding_fills_up_a_whole_answer() -> None:
-    async with serving(delta_padding=1024) as served:
-        assert (await served.stub.Generate(ask(max_tokens=4))).ByteSize() == 1024
-        assert (await served.stub.Generate(ask(max_tokens=600))).ByteSize() % 1024 == 0
-
-
-async def test_neither_size_nor_time_of_a_whole_answer_tell_what_is_written() -> None:
-    period = 0.05 * 4
-    sizes = set()
-    async with serving(delta_cadence=0.05, delta_padding=256, delta_rounding=4) as served:
-        await served.stub.Generate(ask(max_tokens=2, drafting=NO_DRAFTS))
-        for text in ("a", "äöü and more"):
-            served.engine.text = text
-            began = time.perf_counter()
-            sizes.add((await served.stub.Generate(ask(max_tokens=100, drafting=NO_DRAFTS))).ByteSize())
-            assert time.perf_counter() - began > period
-    assert len(sizes) == 1 or max(sizes) == 2 * min(sizes)
-    assert all(size % 256 == 0 and size.bit_count() == 1 for size in sizes)
-
-
-async def test_an_error_ends_a_whole_answer_before_its_time() -> None:
-    async with serving(delta_cadence=5.0) as served:
-        began = time.perf_counter()
-        error = await refusal(served.stub.Generate(ask(max_tokens=6), timeout=0.5))
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.perf_counter() - began < 4

@@ -252,14 +252,6 @@ async def test_abort_ends_a_request_of_generation_service_with_one_status(served
     assert "aborted by a call of Abort" in str(result.status.details())
 
 
-async def test_one_quota_for_both_services() -> None:
-    async with serving(requests_per_minute=2) as served:
-        stop = native.StopOptions(max_tokens=1)
-        assert (await served.answer(native.GenerateRequest(text="x", stop=stop))).finished
-        await said(engine_of(served).Generate(ask()))
-        assert reason(await refusal(engine_of(served).Generate(ask()))) == "QUOTA_EXCEEDED"
-
-
 async def test_the_log_has_its_requests(served: Served, logged: io.StringIO) -> None:
     await said(engine_of(served).Generate(ask(4, True, "mine", temperature=0)))
     await refusal(engine_of(served).Generate(ask(5000, True, "wrong")))
