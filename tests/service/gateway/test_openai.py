@@ -149,7 +149,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event(client: AsyncOpenA
 )
 def test_the_official_package_for_javascript(gateway: str, gateway_with_tools: str) -> None:
     assert NODE is not None
-    command = [NODE, Path(__file__).parent / "openai_conformance.js", gateway, gateway_with_tools]
+    command = [NODE, str(Path(__file__).parent / "openai_conformance.js"), gateway, gateway_with_tools]
     environment = {"PATH": os.environ["PATH"], "NODE_PATH": str(MODULES)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -90,6 +90,7 @@ async def test_a_required_call_whole_and_streamed_and_the_answer_to_its_result(c
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "tool_calls"]
 
     assert isinstance(whole.message, ChatCompletionMessage)
+    assert whole.message.tool_calls
     result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "in Bremen"}
     messages = [*QUESTION, whole.message.model_dump(exclude_none=True), result]
     last = (await client.chat.completions.create(**{**OPTIONS, "messages": messages})).choices[0]

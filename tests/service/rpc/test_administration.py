@@ -160,7 +160,11 @@ async def test_pages(served: Served) -> None:
 
 
 async def test_requests_use_the_tenants_configuration(served: Served) -> None:
-    fields = {"allowDraftOverride": False, "drafting": {"strategy": "jacobi"}, "sampling": {"temperature": 5}}
+    fields: dict[str, Any] = {
+        "allowDraftOverride": False,
+        "drafting": {"strategy": "jacobi"},
+        "sampling": {"temperature": 5},
+    }
     await create(served, "a", **fields)
     request: dict[str, Any] = {"text": "x", "tenant": "a", "stop": {"max_tokens": 2}}
     many = generation_pb2.GenerateRequest(**request, sampling={"n": 2})  # needs a temperature above 0
