@@ -174,6 +174,7 @@ GOOD: dict[str, pb.GenerateRequest] = {
     "widest names": request(tenant="Z9" + 126 * "~", request_id="x" * 256),
     "the whole context": stop(max_tokens=62),
     "longest prompt": ids(*[1] * 63),
+    "longest and most stop strings": stop(strings=["x" * 256] * 16, max_tokens=2),
     "no draft nodes": drafting(max_nodes=0),
     "more draft nodes than the server's cap": drafting(max_nodes=10_000),
     "drafting off": drafting(enabled=False, strategy="trie"),
