@@ -64,7 +64,6 @@ SYSTEM = (
     "tests/service/experiments/test_live.py",
     "tests/service/experiments/test_lossless.py",
     "tests/service/gateway/test_connections.py",
-    "tests/service/gateway/test_langchain.py",
     "tests/service/gateway/test_services.py",
     "tests/service/gateway/test_tools.py",
     "tests/service/quotas/test_shared.py",

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -320,6 +320,14 @@ class FakeEngine:
         return StepOutput(sequence, tokens, texts, [True] * (count - 1) + [False], finish)
 
 
+def scripted(text: str, form: ToolFormat | NoToolFormatError) -> tuple[FakeEngine, FakeModel]:
+    """An engine that writes a text, and a model that thinks before it answers and writes calls of tools in a form."""
+    engine, tokenizer = FakeEngine(), ByteTokenizer()
+    engine.script, tokenizer.tool_format = text, form
+    tokenizer.reasoning_format = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
+    return engine, FakeModel(tokenizer=tokenizer)
+
+
 class FakeRedecoding:
     """Compares a token a step."""
 
@@ -436,17 +444,7 @@ async def on_engine_thread(bridge: EngineBridge, function: Callable[[], object])
         raise call.error
 
 
-class CheckedEngine(Protocol):
-    """A `FakeEngine` or a real one, as far as `check_idle` uses it."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    def check(self) -> None: ...
-
-
-async def check_idle(bridge: EngineBridge, engine: CheckedEngine) -> None:
+async def check_idle(bridge: EngineBridge, engine: Any) -> None:
     """Waits until no request is live, and asserts that the engine holds nothing for those of the past.
 
     Another thread would see half of a change: an idle engine audits answers, which takes pages and gives them back.
@@ -470,6 +468,10 @@ class Served:
     memory: Memory
     channel: grpc.aio.Channel
     stub: pb_grpc.GenerationServiceAsyncStub
+
+    async def answer(self, request: pb.GenerateRequest, **options: Any) -> Answer:
+        """Asks for an answer, and reads it to its end."""
+        return await answer(self.stub.GenerateStream(request, **options))
 
     async def assert_idle(self) -> None:
         """Waits until no request is live, and asserts that none holds anything."""
@@ -602,3 +604,16 @@ async def answer(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateS
             raise
         result.cancelled = True
     return result
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    """The status of a call, of a stream or of one response, that fails."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("the call is not refused")

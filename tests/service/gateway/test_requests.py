@@ -21,18 +21,19 @@ from hypothesis import strategies as st
 from draftwood_client.cli.options import ServerOptions
 from draftwood_client.errors import ArgumentValueError, ErrorDetails, StatusError
 from draftwood_service.gateway import reading, responses
-from draftwood_service.gateway.command import _arguments, _check_service, _opener, _shares_credential
-from draftwood_service.gateway.command import gateway as run_gateway
+from draftwood_service.gateway.command import _arguments, _check_service
 from draftwood_service.gateway.errors import body_of, status_of
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.settings import Settings
-from draftwood_service.tools import NoToolFormatError
-from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
+from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, Served, serving, until
 from tests.service.gateway.listening import Listening, get, listening, post
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 LONG: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2000}
+
+
+together = pytest.mark.asyncio(loop_scope="module")
+"""Tests on a gateway of this file."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,15 +42,18 @@ async def shared_gateway() -> AsyncIterator[Listening]:
         yield gateway
 
 
-def slow_engine(step_seconds: float = 0.01, max_running: int = 4) -> FakeEngine:
-    engine = FakeEngine(max_running)
-    engine.step_seconds = step_seconds
-    return engine
+@pytest.fixture
+async def slow() -> AsyncIterator[tuple[Listening, Served]]:
+    """A gateway, and the service behind it, whose engine does 100 steps a second."""
+    async with serving() as served, listening(served.server.address) as gateway:
+        served.engine.step_seconds = 0.01
+        yield gateway, served
 
 
-async def live(gateway: Listening) -> str:
-    _, metrics = await gateway.answered(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    return next(line for line in str(metrics).splitlines() if line.startswith("draftwood_gateway_requests_live"))
+async def is_free(gateway: Listening) -> bool:
+    """Whether it answers no request."""
+    _, metrics = await gateway.answered(get("/metrics"))
+    return "\ndraftwood_gateway_requests_live 0.0\n" in metrics
 
 
 def choices_of(answer: str) -> list[dict[str, Any]]:
@@ -58,32 +62,32 @@ def choices_of(answer: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "abort"),
     [
-        pytest.param(LONG, id="whole"),
-        pytest.param({**LONG, "stream": True}, id="streamed"),
-        pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"]}, id="batch"),
-        pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"], "stream": True}, id="streamed batch"),
+        pytest.param(LONG, False, id="whole"),
+        pytest.param({**LONG, "stream": True}, False, id="streamed"),
+        pytest.param({**LONG, "stream": True}, True, id="streamed, aborted"),
+        pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"]}, True, id="batch, aborted"),
+        pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"], "stream": True}, False, id="streamed batch"),
     ],
 )
-@pytest.mark.parametrize("abort", [False, True])
-async def test_a_client_that_leaves_cancels_its_request(fields: Any, abort: bool) -> None:
-    engine = slow_engine()
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        _, writer = await gateway.open(post(COMPLETIONS, fields))
-        await until(lambda: engine.running == (3 if isinstance(fields["prompt"], list) else 1))
-        steps = engine.steps
-        writer.transport.abort() if abort else writer.close()
-        await until(lambda: engine.running == 0)
-        assert engine.steps - steps < 50  # of 1,000
-        await served.assert_idle()
-        assert await live(gateway) == "draftwood_gateway_requests_live 0.0"
+async def test_a_client_that_leaves_cancels_its_request(
+    slow: tuple[Listening, Served], fields: Any, abort: bool
+) -> None:
+    gateway, served = slow
+    _, writer = await gateway.open(post(COMPLETIONS, fields))
+    await until(lambda: served.engine.running == (3 if isinstance(fields["prompt"], list) else 1))
+    steps = served.engine.steps
+    writer.transport.abort() if abort else writer.close()
+    await served.assert_idle()
+    assert served.engine.steps - steps < 50  # of 1,000
+    assert await is_free(gateway)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_while_it_waits_cancels_its_request(stream: bool) -> None:
     """It waits to be admitted: a stream has not begun, so that nothing would be written to it either."""
-    engine = slow_engine(max_running=1)
+    engine = FakeEngine(max_running=1)
     async with serving(engine, max_running=1) as served, listening(served.server.address) as gateway:
         _, first = await gateway.open(post(COMPLETIONS, LONG))
         await until(lambda: engine.running == 1)
@@ -101,41 +105,37 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(capsys: pytest.Captu
         await asyncio.sleep(0.1)
         writer.close()
         for _ in range(1000):
-            if await live(gateway) == "draftwood_gateway_requests_live 0.0":
+            if free := await is_free(gateway):
                 break
             await asyncio.sleep(0.01)
-        assert await live(gateway) == "draftwood_gateway_requests_live 0.0"
+        assert free
         assert served.engine.added == []
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_prompt_that_is_refused_ends_the_others(stream: bool) -> None:
-    engine = slow_engine()
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        fields = {**LONG, "prompt": ["Hi", "x" * 4000, "Ho"], "max_tokens": 1000, "stream": stream}
-        status, answer = await gateway.posted(COMPLETIONS, fields)
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        await until(lambda: engine.running == 0)
-        assert engine.steps < 50
+async def test_one_prompt_that_is_refused_ends_the_others(slow: tuple[Listening, Served], stream: bool) -> None:
+    gateway, served = slow
+    fields = {**LONG, "prompt": ["Hi", "x" * 4000, "Ho"], "max_tokens": 1000, "stream": stream}
+    status, answer = await gateway.posted(COMPLETIONS, fields)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    await served.assert_idle()
+    assert served.engine.steps < 50
 
 
-async def test_a_prompt_that_fails_later_ends_the_others_and_the_stream() -> None:
-    engine = slow_engine()
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        short = {"prompt": ["a", "b", "c", "d", "x" * 4095 + "y"], "max_tokens": 50, "stream": True}
-        status, answer = await gateway.posted(COMPLETIONS, short)  # the fifth begins when one of four has ended
-        assert status == 200
-        assert "event: error" in answer
-        assert "context_length_exceeded" in answer
-        assert "[DONE]" not in answer
+async def test_a_prompt_that_fails_later_ends_the_others_and_the_stream(slow: tuple[Listening, Served]) -> None:
+    short = {"prompt": ["a", "b", "c", "d", "x" * 4095 + "y"], "max_tokens": 50, "stream": True}
+    status, answer = await slow[0].posted(COMPLETIONS, short)  # the fifth begins when one of four has ended
+    assert status == 200
+    assert "event: error" in answer
+    assert "context_length_exceeded" in answer
+    assert "[DONE]" not in answer
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("samples", [1, 2])
 async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples: int) -> None:
-    engine = slow_engine(0.0)
-    async with serving(engine, max_running=4, max_waiting=0) as served, listening(served.server.address) as gateway:
+    async with serving(max_running=4, max_waiting=0) as served, listening(served.server.address) as gateway:
         fields = {"prompt": ["a", "b"] * 64, "max_tokens": 6, "n": samples, "temperature": 1.0, "stream": stream}
         status, answer = await gateway.posted(COMPLETIONS, fields)
         assert status == 200
@@ -144,54 +144,47 @@ async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples
             texts[choice["index"]] += choice["text"]
         assert not stream or "[DONE]" in answer
         assert texts == ["abcdef"] * 128 * samples
-        assert engine.most_running <= 4
+        assert served.engine.most_running <= 4
 
 
-async def test_a_sample_ends_when_it_has_ended() -> None:
+async def test_a_sample_ends_when_it_has_ended(slow: tuple[Listening, Served]) -> None:
     """Its reason comes once, right behind its text, and not with the end of all."""
-    async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
-        fields = {"prompt": "a", "n": 3, "temperature": 1.0, "max_tokens": 6, "stream": True}
-        _, answer = await gateway.posted(COMPLETIONS, fields)
+    fields = {"prompt": "a", "n": 3, "temperature": 1.0, "max_tokens": 6, "stream": True}
+    _, answer = await slow[0].posted(COMPLETIONS, fields)
     for index in range(3):
         own = [one for one in choices_of(answer) if one["index"] == index]
         assert "".join(one["text"] for one in own) == "abcdef"
         assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + ["length"]
 
 
-async def test_the_prompts_of_a_batch_are_streamed_side_by_side() -> None:
-    async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
-        _, answer = await gateway.posted(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100, "stream": True})
+async def test_the_prompts_of_a_batch_are_streamed_side_by_side(slow: tuple[Listening, Served]) -> None:
+    _, answer = await slow[0].posted(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100, "stream": True})
     order = [one["index"] for one in choices_of(answer)]
     assert 0 in order[order.index(1) :]
 
 
-async def test_the_deadline_is_that_of_the_whole_batch() -> None:
-    engine = slow_engine(0.02)
-    async with serving(engine) as served, listening(served.server.address) as gateway:
-        sent = post(COMPLETIONS, {"prompt": ["a"] * 16, "max_tokens": 40})
-        sent = sent.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.6")
-        status, answer = await gateway.answered(sent)
-        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-        assert engine.steps < 60  # of 80 in 1.6 s
+async def test_the_deadline_is_that_of_the_whole_batch(slow: tuple[Listening, Served]) -> None:
+    gateway, served = slow
+    served.engine.step_seconds = 0.02
+    sent = post(COMPLETIONS, {"prompt": ["a"] * 16, "max_tokens": 40})
+    status, answer = await gateway.answered(sent.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.6"))
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+    assert served.engine.steps < 60  # of 80 in 1.6 s
 
 
 async def test_no_error_shows_the_address_of_the_service() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
+        whole, streamed = (post(COMPLETIONS, {**LONG, "model": "x", "stream": stream}) for stream in (False, True))
+        late = whole.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.1")
         async with listening(f"127.0.0.1:{port}") as gateway:
-            status, answer = await gateway.posted(COMPLETIONS, {**LONG, "model": "x"})
-            assert (status, answer["error"]["code"]) == (503, "unavailable")
-            assert str(port) not in json.dumps(answer)
-            sent = post(COMPLETIONS, {**LONG, "model": "x"}).replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.1")
-            status, late = await gateway.answered(sent)
-            assert status in (503, 504)
-            _, stream = await gateway.posted(COMPLETIONS, {**LONG, "model": "x", "stream": True})
-            health, unhealthy = await gateway.answered(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            assert health == 503
-            for text in (late, stream, unhealthy):
-                assert str(port) not in json.dumps(text)
-                assert "127.0.0.1" not in json.dumps(text)
+            answers = [await gateway.answered(sent) for sent in (whole, streamed, late, get("/health"))]
+    assert (answers[0][0], answers[0][1]["error"]["code"]) == (503, "unavailable")
+    for status, answer in answers:
+        assert status in (503, 504)
+        assert str(port) not in json.dumps(answer)
+        assert "127.0.0.1" not in json.dumps(answer)
 
 
 async def test_a_message_that_the_service_does_not_take_is_too_large() -> None:
@@ -208,44 +201,45 @@ def filled(piece: str, begin: str = '{"prompt":[', end: str = "]}", size: int = 
     ("body", "problem"),
     [
         (filled('""'), "more than 100000"),
-        (filled("[7]"), "more than 100000"),
         (filled("{}"), "more than 100000"),
         (filled('{"role":"u"}', '{"messages":['), "more than 100000"),
         (b'{"prompt":"' + b'\\"' * 400_000, "not JSON"),  # a text that does not end
         (b'"' * 900_000, "more than 100000"),
         (b"", "JSON"),
         (b"[]", "must be an object"),
-        (b"null", "must be an object"),
         (b"[" * 90_000, "nested too deeply"),
         (b'{"prompt": "\xed\xa0\x80"}', "is not UTF-8: byte 12"),  # half of a surrogate pair, which `json` would take
-        ('{"prompt": "x"}'.encode("utf-16"), "is not UTF-8: byte 0"),
         (b'{"prompt": "x", "metadata": NaN}', "is not JSON: NaN is no finite number"),
         (b'{"prompt": "x", "metadata": [1e999]}', "is not JSON: 1e999 is no finite number"),
         (filled("7"), "tokens"),
         ((b'{"prompt":"' + b'[{\\",' * 150_000 + b'"}'), "characters"),  # brackets of a text count for nothing
     ],
 )
-async def test_a_body_that_is_no_request_or_costs_much_to_read_is_refused(body: bytes, problem: str) -> None:
+@together
+async def test_a_body_that_is_no_request_or_costs_much_to_read_is_refused(
+    shared_gateway: Listening, body: bytes, problem: str
+) -> None:
     path = CHAT if b"messages" in body[:20] else COMPLETIONS
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    async with serving() as served, listening(served.server.address) as gateway:
-        began = time.process_time()
-        status, answer = await gateway.answered(head.encode() + body)
-        assert time.process_time() - began < 5
+    began = time.process_time()
+    status, answer = await shared_gateway.answered(head.encode() + body)
+    assert time.process_time() - began < 5
     assert status == 400
     assert problem in answer["error"]["message"]
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}
 
-
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 LONG_CONTEXT, WRONG = "context_length_exceeded", "invalid_value"
 
 
 def said(text: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
+
+
+def schema(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
 @pytest.mark.parametrize(
@@ -255,81 +249,49 @@ def said(text: Any) -> dict[str, Any]:
         ({"prompt": "x" * 5000}, LONG_CONTEXT, "prompt", "prompt: the prompt has 5000"),
         ({"prompt": [7] * 5000}, LONG_CONTEXT, "prompt", "prompt: the prompt has 5000"),
         ({"prompt": "x" * 70_000}, LONG_CONTEXT, "prompt", "prompt: must have at most"),
-        ({"prompt": ["x"] * 129}, None, "prompt", "prompt: "),
-        (said("x" * 5000), LONG_CONTEXT, "messages", ""),
-        (said("x" * 70_000), LONG_CONTEXT, "messages", ""),
-        (said([IMAGE]), None, "messages[0].content[0].type", ""),
+        ({"prompt": ["x"] * 129}, None, "prompt", "prompt: has 129 prompts"),
+        (said("x" * 5000), LONG_CONTEXT, "messages", "messages: the prompt has"),
+        (said("x" * 70_000), LONG_CONTEXT, "messages", "messages: must have at most"),
+        (said([{"type": "image_url", "image_url": {"url": "x"}}]), None, "messages[0].content[0].type", ""),
         (said("\ud800"), None, "messages[0].content", "messages[0].content: character 0 is the unpaired surrogate"),
         ({"\ud800": 1}, None, "body", "body: has a name in which character 0 is the unpaired surrogate '\\ud800'"),
-        (
-            {"draftwood": {"x\udfff": 1}},
-            None,
-            "draftwood",
-            "draftwood: has a name in which character 1 is the",
-        ),
+        ({"draftwood": {"x\udfff": 1}}, None, "draftwood", "draftwood: has a name in which character 1 is the"),
         ({"metadata": {"a": ["\ud83d\ude00", "\ud83d"]}}, None, "metadata.a[1]", "metadata.a[1]: character 0 is the"),
-        ({"model": "\ud800"}, None, "model", "model: character 0 is the unpaired surrogate"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"\ud800": 1}}}},
-            None,
-            "response_format.json_schema.schema",
-            "response_format.json_schema.schema: has a name",
-        ),
+        (schema({"\ud800": 1}), None, "response_format.json_schema.schema", "response_format.json_schema.schema: has"),
         ({"temperature": 10**400}, None, "temperature", "temperature: inf is not allowed; it must be finite"),
         ({"messages": [{"role": "x" * 99, "content": ""}]}, WRONG, "messages[0].role", "messages[0]."),
-        ({"messages": [{"role": 3, "content": ""}]}, None, "messages[0].role", "messages[0].role: must be"),
         ({"messages": [{"role": "tool", "name": 3}]}, None, "messages[0].name", "messages[0].name: must be"),
         ({"messages": []}, None, "messages", "messages"),
         ({"messages": [{"role": "function"}]}, None, "messages[0].role", "messages[0].role: function is not served"),
-        (
-            {"messages": [{"role": "assistant", "audio": {"id": "x"}}]},
-            None,
-            "messages[0].audio",
-            "messages[0].audio: is",
-        ),
+        ({"messages": [{"role": "user", "audio": {"id": "x"}}]}, None, "messages[0].audio", "messages[0].audio: is"),
         (said(3), None, "messages[0].content", "messages[0].content: must be a text or a list of parts"),
         ({"prompt": ["x", 3]}, None, "prompt", "prompt: must be a text, token ids, or a list"),
         ({"max_tokens": 5000}, LONG_CONTEXT, "max_tokens", "max_tokens: 5000"),
         ({"max_completion_tokens": 5000}, LONG_CONTEXT, "max_completion_tokens", "max_completion_tokens: 5000"),
-        ({"max_tokens": 0}, WRONG, "max_tokens", "max_tokens: 0"),
         ({"stop": 3}, None, "stop", "stop: must be"),
-        ({"model": 3}, None, "model", "model: must be"),
-        ({"n": True}, None, "n", "n: must be"),
-        ({"temperature": "hot"}, None, "temperature", "temperature: must be"),
-        ({"max_completion_tokens": "x"}, None, "max_completion_tokens", "max_completion_tokens: must be"),
+        ({"n": 99, "temperature": 1}, WRONG, "n", "n: 99"),
         ({"stop": [""]}, WRONG, "stop[0]", "stop[0]: must"),
-        ({"stop": ["x"] * 17}, WRONG, "stop", "stop: has 17"),
         ({"stop_token_ids": [300]}, WRONG, "stop_token_ids[0]", "stop_token_ids"),
-        ({"stop_token_ids": ["x"]}, None, "stop_token_ids[0]", "stop_token_ids[0]"),
         ({"logit_bias": {"300": 1}}, WRONG, "logit_bias[300]", "logit_bias[300]"),
         ({"logit_bias": {"x": 1}}, None, "logit_bias", "logit_bias: has a key that is not a token id"),
         ({"logprobs": True, "top_logprobs": 99}, None, "top_logprobs", "top_logprobs: must lie in [0, "),
         ({"prompt": "x", "logprobs": 99}, None, "logprobs", "logprobs: must lie in [0, "),
+        ({"top_logprobs": 2}, None, "top_logprobs", "top_logprobs: needs logprobs"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options", "stream_options: needs stream"),
-        (
-            {"response_format": {"type": "regex"}, "tools": TOOLS},
-            None,
-            "response_format.type",
-            "response_format.type: reg",
-        ),
-        ({"top_p": 3}, WRONG, "top_p", "top_p: 3"),
         ({"temperature": -1}, WRONG, "temperature", "temperature: -1"),
-        ({"n": 99, "temperature": 1}, WRONG, "n", "n: 99"),
         ({"user": "x" * 300}, WRONG, "user", "user"),
-        ({"top_logprobs": 2}, None, "top_logprobs", "top_logprobs"),
-        ({"functions": [{"name": "f"}]}, None, "functions", "functions"),
         ({"draftwood": {"session": "x" * 300}}, WRONG, "draftwood.session", ""),
         ({"draftwood": {"strategy": 3}}, None, "draftwood.strategy", "draftwood.strategy"),
-        ({"draftwood": {"strategy": "x"}}, WRONG, "draftwood.strategy", ""),
         ({"draftwood": {"stragety": "trie"}}, None, "draftwood.stragety", ""),
         ({"draftwood": {"max_draft_nodes": -1}}, WRONG, "draftwood.max_draft_nodes", "draftwood.max_draft_nodes"),
         ({"response_format": {"type": "regex", "pattern": "("}}, WRONG, "response_format.pattern", "response_format."),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, WRONG, "ignore_eos", "ignore_eos"),
+        ({"response_format": {"type": "regex"}, "tools": TOOLS}, None, "response_format.type", "response_format.type"),
         ({"response_format": {"type": "xml"}}, None, "response_format.type", ""),
-        ({"response_format": SCHEMA}, WRONG, "response_format.json_schema", ""),
+        (schema({"type": 3}), WRONG, "response_format.json_schema", ""),
     ],
 )
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_errors_name_what_the_caller_wrote(
     shared_gateway: Listening, fields: dict[str, Any], code: str | None, param: str, begins: str
 ) -> None:
@@ -354,6 +316,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
             {"role": "user", "content": "Hi", "x": 2},
         ]
     },
+    "reasoning_effort": {"reasoning_effort": "low"},  # a variable that the template does not have
     "tools.function.x": {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}], "tool_choice": "none"},
     "(a name that is not shown)": {"x\r\nx-injected: 1": 1},
 }
@@ -365,16 +328,9 @@ NO_THOUGHTS = {"enable_thinking": False}
 @pytest.mark.parametrize(
     ("asked", "shown", "ignored"),
     [
-        (
-            {"chat_template_kwargs": NO_THOUGHTS, "reasoning_effort": "low"},
-            {**NO_THOUGHTS, "reasoning_effort": "low"},
-            "",
-        ),
-        (
-            {"chat_template_kwargs": {"messages": [], "x": 1}},
-            {},
-            "chat_template_kwargs.messages, chat_template_kwargs.x",
-        ),
+        ({"chat_template_kwargs": NO_THOUGHTS}, NO_THOUGHTS, ""),
+        ({"chat_template_kwargs": {"messages": []}}, {}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"x": 1, "y": 2}}, {}, "chat_template_kwargs.x, chat_template_kwargs.y"),
         ({"reasoning_effort": "none"}, {**NO_THOUGHTS, "reasoning_effort": "none"}, ""),
         ({"chat_template_kwargs": {}, "reasoning_effort": None}, {}, ""),
     ],
@@ -392,24 +348,16 @@ async def test_variables_that_the_template_reads_reach_it(asked: Any, shown: Any
         assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")
 
 
-async def test_an_effort_that_the_template_does_not_know_is_left_out() -> None:
-    async with serving() as served, listening(served.server.address) as gateway:
-        sent = await gateway.raw(post(CHAT, {"messages": MESSAGES, "max_tokens": 2, "reasoning_effort": "low"}))
-        assert sent.startswith(b"HTTP/1.1 200")
-        assert b"x-draftwood-ignored: reasoning_effort\r\n" in sent
-
-
 @pytest.mark.parametrize(
     ("path", "why"),
     [
         ("embeddings", "is not served: the model writes text"),
         ("audio/speech", "is not served: audio"),
-        ("images/generations", "is not served: images"),
         ("responses/resp_1/cancel", "is not served: answers are not stored"),
         ("else", "is unknown"),
     ],
 )
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_what_is_not_served_is_refused_by_name(shared_gateway: Listening, path: str, why: str) -> None:
     status, answer = await shared_gateway.posted(f"/v1/{path}", {})
     assert (status, answer["error"]["code"]) == (404, "unknown_url")
@@ -448,7 +396,7 @@ async def test_fields_that_nobody_knows_are_left_out_and_named(
     assert len(told) == (0 if strict else 1)
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_fields_that_every_request_may_have_are_not_named(shared_gateway: Listening) -> None:
     known = {"user": "u", "metadata": {}, "store": False, "service_tier": "auto", "echo": False, "logprobs": 0}
     sent = await shared_gateway.raw(post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, **known}))
@@ -457,7 +405,7 @@ async def test_fields_that_every_request_may_have_are_not_named(shared_gateway: 
 
 
 @pytest.mark.parametrize("fields", [{"n": 2, "temperature": 0}, {"top_k": -1}])
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_what_other_servers_take_is_served(shared_gateway: Listening, fields: dict[str, Any]) -> None:
     status, answer = await shared_gateway.posted(COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, **fields})
     assert status == 200
@@ -485,7 +433,7 @@ PATHS = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
     [{"prompt": "x"}, {"messages": MESSAGES}, {"prompt": "x", "stream": True}, {"input": "x"}, {"input": MESSAGES}],
 )
 @given(fields=st.dictionaries(FIELDS | ANY_TEXT, ANYTHING, max_size=4))
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_no_body_ends_in_an_internal_error(
     shared_gateway: Listening, given_first: dict[str, Any], fields: dict[str, Any]
 ) -> None:
@@ -497,7 +445,7 @@ async def test_no_body_ends_in_an_internal_error(
 
 
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan"])
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_a_deadline_is_a_number_above_0(shared_gateway: Listening, seconds: str) -> None:
     with_header = f"host: x\r\nx-draftwood-timeout: {seconds}".encode()
     sent = post(COMPLETIONS, {"prompt": "x"}).replace(b"host: x", with_header, 1)
@@ -514,30 +462,6 @@ async def test_a_model_without_a_chat_template_names_the_other_route() -> None:
     assert answer["error"]["message"] == "messages: the model has no chat template; use /v1/completions"
 
 
-async def test_a_system_message_reaches_a_model_whose_template_has_no_such_role() -> None:
-    model = FakeModel()
-    model.tokenizer.takes_system = False
-    model.tokenizer.tool_format = NoToolFormatError("none")
-    messages = [{"role": "developer", "content": "Be brief."}, *MESSAGES]
-    async with serving(model=model) as served, listening(served.server.address) as gateway:
-        status, _ = await gateway.posted(CHAT, {"messages": messages, "max_tokens": 2})
-    assert status == 200
-    assert model.tokenizer.messages == [{"role": "user", "content": "Be brief.\n\nHi"}]
-
-
-@pytest.mark.parametrize("credential", [{}, {"api_key": "k"}, {"token": "t"}, {"tls_cert": Path("c")}])
-def test_requests_without_a_key_have_that_of_the_gateway_on_this_machine_or_when_asked_for(
-    credential: dict[str, Any],
-) -> None:
-    server = ServerOptions(**credential)
-    for host, allowed in (("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)):
-        assert _shares_credential(server, host, allowed) is (True if credential else None)
-    refused = credential and "tls_cert" not in credential  # a certificate is for the connection, too
-    for host in ("0.0.0.0", "::", "gateway.example"):
-        with pytest.raises(ArgumentValueError, match="--share-credential") if refused else nullcontext():
-            assert _shares_credential(server, host, False) is (False if credential else None)
-
-
 async def test_a_gateway_that_shares_no_credential_refuses_requests_without_a_key() -> None:
     async with serving() as served, listening(served.server.address, keyless=False) as gateway:
         status, answer = await gateway.posted(CHAT, {"messages": MESSAGES})
@@ -545,40 +469,6 @@ async def test_a_gateway_that_shares_no_credential_refuses_requests_without_a_ke
         assert (await gateway.answered(get("/health")))[0] == 200
 
 
-def test_check_says_what_the_gateway_would_do_and_asks_no_service(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--port", "0", "--target", "no-such-service.invalid:1", "--check"]
-    assert run_gateway([*options, "--host", "0.0.0.0", "--api-key", "k", "--share-credential"]) == 0
-    said = capsys.readouterr().out
-    assert "address: http://0.0.0.0:0\n" in said
-    assert "requests without a key: call with the gateway's own credential" in said
-    assert run_gateway([*options, "--tls-cert", "/no", "--tls-key", "/no"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--port", "{taken}"], "error: --port {taken}: address already in use\n"),
-        (["--host", "no-such-host.invalid"], "error: --host no-such-host.invalid: "),
-        (["--host", "0.0.0.0", "--api-key", "k"], "error: --host: 0.0.0.0 is not a loopback address, and whoever"),
-        (["--http-tls-key", "{file}"], "error: --http-tls-cert: must be set, since --http-tls-key is set\n"),
-        (["--http-tls-cert", "{file}"], "error: --http-tls-cert: '{file}' is no PEM certificate with that private key"),
-        (["--http-tls-cert", "/no"], "error: --http-tls-cert: cannot read '/no': No such file or directory\n"),
-    ],
-)
-def test_a_wrong_option_of_the_command_is_one_line(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("x")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        words = {"taken": listening.getsockname()[1], "file": tmp_path / "file"}
-        assert run_gateway(["--port", "0", *(argument.format(**words) for argument in arguments)]) in (1, 2)
-    error = capsys.readouterr().err
-    assert error.startswith(said.format(**words))
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("path", ["/v1/models", COMPLETIONS])
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
@@ -587,16 +477,16 @@ def test_a_wrong_option_of_the_command_is_one_line(
         (["Bearer c2VjcmV0", "Bearer c2VjcmV0"], "the call has 2 authorization headers"),
     ],
 )
-@pytest.mark.asyncio(loop_scope="module")
+@together
 async def test_a_credential_that_is_no_bearer_is_refused(
-    shared_gateway: Listening, path: str, headers: list[str], said: str
+    shared_gateway: Listening, headers: list[str], said: str
 ) -> None:
-    lines = "".join(f"\r\nauthorization: {header}" for header in headers)
-    sent = get(path) if path == "/v1/models" else post(path, {"prompt": "x", "max_tokens": 2})
-    status, answer = await shared_gateway.answered(sent.replace(b"host: x", f"host: x{lines}".encode()))
-    assert (status, answer["error"]["type"]) == (401, "authentication_error")
-    assert answer["error"]["message"].startswith(said)
-    assert "c2VjcmV0" not in str(answer)
+    lines = "host: x" + "".join(f"\r\nauthorization: {header}" for header in headers)
+    for sent in (get("/v1/models"), post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})):
+        status, answer = await shared_gateway.answered(sent.replace(b"host: x", lines.encode()))
+        assert (status, answer["error"]["type"]) == (401, "authentication_error")
+        assert answer["error"]["message"].startswith(said)
+        assert "c2VjcmV0" not in str(answer)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS])
@@ -653,61 +543,35 @@ async def test_a_gateway_that_other_machines_reach_shows_them_no_server_of_this_
         await asyncio.to_thread(_check_service, ServerOptions(target=target), "127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        *(
-            (host, 200)
-            for host in ("127.0.0.1:8080", "localhost", "LocalHost:1", "[::1]:8080", "127.9.9.9", "a.example")
-        ),
-        *(
-            (host, 421)
-            for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1", "[::1", "")
-        ),
-    ],
-)
-async def test_a_page_whose_name_means_this_machine_reads_nothing(host: str, status: int) -> None:
+async def test_a_page_whose_name_means_this_machine_reads_nothing() -> None:
     """DNS rebinding: the browser sends the name that it knows."""
     async with serving() as served, listening(served.server.address, hosts=["A.example"]) as gateway:
-        for path in ("/v1/models", "/health", "/metrics"):
-            found, answer = await gateway.answered(get(path).replace(b"host: x", f"host: {host}".encode()))
-            assert found == status
-            if status == 421:
+        for host in ("127.0.0.1:8080", "localhost", "LocalHost:1", "[::1]:8080", "127.9.9.9", "a.example"):
+            assert (await gateway.answered(get("/v1/models").replace(b"host: x", f"host: {host}".encode())))[0] == 200
+        for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1", "[::1", ""):
+            for path in ("/v1/models", "/health", "/metrics"):
+                status, answer = await gateway.answered(get(path).replace(b"host: x", f"host: {host}".encode()))
+                assert status == 421
                 assert answer["error"]["message"] == (
                     f"host: {host!r} is not a name of this machine's; a proxy's is allowed by --allowed-host"
                 )
 
 
-@pytest.mark.parametrize(
-    ("origin", "status"),
-    [
-        ("http://localhost:8080", 200),  # its own
-        ("https://app.example", 200),
-        ("https://evil.example", 403),
-        ("http://localhost:9090", 403),
-        ("null", 403),
-    ],
-)
-async def test_pages_of_other_origins_send_nothing(origin: str, status: int) -> None:
-    engine = FakeEngine()
+async def test_pages_of_other_origins_send_nothing() -> None:
+    sent = post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})
     async with (
-        serving(engine) as served,
+        serving() as served,
         listening(served.server.address, hosts=[], origins=["https://app.example"]) as gateway,
     ):
-        lines = f"host: localhost:8080\r\norigin: {origin}".encode()
-        sent = post(COMPLETIONS, {"prompt": "x", "max_tokens": 2}).replace(b"host: x", lines)
-        found, answer = await gateway.answered(sent)
-    assert found == status
-    assert len(engine.added) == (status == 200)
-    assert status == 200 or answer["error"]["message"].startswith(f"origin: web pages of {origin!r} may not call")
-
-
-async def test_the_tenant_of_the_environment_is_not_that_of_the_gateways_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("DRAFTWOOD_TENANT", "of the command line")
-    async with serving() as served:
-        for credential in (None, lambda: "key"):
-            client = _opener(ServerOptions(target=served.server.address))(credential)
-            assert (await client.complete("x", max_tokens=2)).tenant == "default"
-            await client.close()
+        for origin, count in (
+            ("https://evil.example", 0),
+            ("http://localhost:9090", 0),
+            ("null", 0),
+            ("http://localhost:8080", 1),  # its own
+            ("https://app.example", 2),
+        ):
+            lines = f"host: localhost:8080\r\norigin: {origin}".encode()
+            status, answer = await gateway.answered(sent.replace(b"host: x", lines))
+            assert (status, len(served.engine.added)) == (200 if count else 403, count)
+            problem = f"origin: web pages of {origin!r} may not call"
+            assert status == 200 or answer["error"]["message"].startswith(problem)

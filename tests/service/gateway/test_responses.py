@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
 
-from draftwood_service.tools import ReasoningFormat, ToolFormat
-from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving
-from tests.service.gateway.listening import listening
+from tests.service.gateway.asked import PARAMETERS, Asked, asking
 
-FORM = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
-PARAMETERS = {"type": "object", "properties": {"order": {"type": "integer"}}, "required": ["order"]}
 TRACK: Any = {"type": "function", "name": "track", "description": "to track", "parameters": PARAMETERS}
-CALL = '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>'
-SCRIPT = f"<think>\nHm.\n</think>\n\nSure.\n{CALL}\n{CALL.replace('7', '8')}"
 
 
-class Asked:
-    """The official client of a gateway, and the model behind it."""
-
-    def __init__(self, client: AsyncOpenAI, tokenizer: ByteTokenizer) -> None:
-        self.client = client
-        self.tokenizer = tokenizer
-
-    async def create(self, **fields: Any) -> Any:
-        return await self.client.responses.create(
-            **{"model": "fake", "input": "Hi", "max_output_tokens": 200, **fields}
-        )
-
-
-@asynccontextmanager
-async def asking(script: str = SCRIPT) -> AsyncIterator[Asked]:
-    engine, tokenizer = FakeEngine(), ByteTokenizer()
-    engine.script, tokenizer.tool_format = script, FORM
-    tokenizer.reasoning_format = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
-    model = FakeModel(tokenizer=tokenizer)
-    async with (
-        serving(engine, model) as served,
-        listening(served.server.address) as gateway,
-        AsyncOpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="unused", max_retries=0) as client,
-    ):
-        yield Asked(client, tokenizer)
+async def create(asked: Asked, **fields: Any) -> Any:
+    return await asked.client.responses.create(**{"model": "fake", "input": "Hi", "max_output_tokens": 200, **fields})
 
 
 def shown(items: Any) -> list[Any]:
@@ -57,8 +25,8 @@ def shown(items: Any) -> list[Any]:
 
 async def test_thoughts_text_and_calls_are_items_whole_and_streamed() -> None:
     async with asking() as asked:
-        whole = await asked.create(tools=[TRACK])
-        events = [event async for event in await asked.create(tools=[TRACK], stream=True)]
+        whole = await create(asked, tools=[TRACK])
+        events = [event async for event in await create(asked, tools=[TRACK], stream=True)]
     assert (whole.status, whole.output_text, whole.error) == ("completed", "Sure.", None)
     thought, text, *calls = whole.output
     assert thought.content[0].text == "Hm."
@@ -94,14 +62,14 @@ async def test_the_official_stream_helper_reads_the_events() -> None:
 
 async def test_a_conversation_reaches_the_template_in_its_order() -> None:
     async with asking() as asked:
-        answer = await asked.create(tools=[TRACK], instructions="Be brief.")
+        answer = await create(asked, tools=[TRACK], instructions="Be brief.")
         results = [
             {"type": "function_call_output", "call_id": item.call_id, "output": f"in {city}"}
             for item, city in zip(answer.output[2:], ("Bremen", "Kiel"), strict=True)
         ]
         user = {"role": "user", "content": [{"type": "input_text", "text": "Where?"}]}
         given = [user, *(item.to_dict() for item in answer.output), *results]
-        await asked.create(tools=[TRACK], instructions="Be brief.", input=given)
+        await create(asked, tools=[TRACK], instructions="Be brief.", input=given)
     system, question, assistant, first, second = asked.tokenizer.messages
     assert (system, question) == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"})
     assert (assistant["reasoning_content"], assistant["content"]) == ("Hm.", "Sure.")
@@ -111,8 +79,8 @@ async def test_a_conversation_reaches_the_template_in_its_order() -> None:
 
 async def test_an_answer_that_is_cut_is_incomplete() -> None:
     async with asking("Sure, at once.") as asked:
-        whole = await asked.create(max_output_tokens=5)
-        events = [event async for event in await asked.create(max_output_tokens=5, stream=True)]
+        whole = await create(asked, max_output_tokens=5)
+        events = [event async for event in await create(asked, max_output_tokens=5, stream=True)]
     for response in (whole, events[-1].response):
         assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         assert [(item.status, item.content[0].text) for item in response.output] == [("incomplete", "Sure,")]
@@ -121,23 +89,15 @@ async def test_an_answer_that_is_cut_is_incomplete() -> None:
 
 async def test_an_empty_answer_has_an_item() -> None:
     async with asking("<think>") as asked:
-        whole = await asked.create()
-        *_, last = [event async for event in await asked.create(stream=True)]
+        whole = await create(asked)
+        *_, last = [event async for event in await create(asked, stream=True)]
     assert len(whole.output) == len(last.response.output) == 1
 
 
 async def test_a_stream_that_fails_ends_with_its_error() -> None:
-    engine = FakeEngine()
-    engine.sequence_error = RuntimeError("broken")
-    async with (
-        serving(engine) as served,
-        listening(served.server.address) as gateway,
-        AsyncOpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="unused", max_retries=0) as client,
-    ):
-        events: list[Any] = [
-            event async for event in await client.responses.create(model="fake", input="Hi", stream=True)
-        ]
-    error, failed = events[-2:]
+    async with asking() as asked:
+        asked.engine.sequence_error = RuntimeError("broken")
+        *_, error, failed = [event async for event in await create(asked, stream=True)]
     assert (error.type, failed.type, failed.response.status) == ("error", "response.failed", "failed")
     assert failed.response.error.message == error.message
 
@@ -169,7 +129,7 @@ async def test_a_stream_that_fails_ends_with_its_error() -> None:
 async def test_what_is_not_served_is_refused_by_its_name(fields: dict[str, Any], param: str, said: str) -> None:
     async with asking() as asked:
         with pytest.raises(openai.BadRequestError) as refused:
-            await asked.create(**fields)
+            await create(asked, **fields)
     error: Any = refused.value.body
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
@@ -177,14 +137,8 @@ async def test_what_is_not_served_is_refused_by_its_name(fields: dict[str, Any],
 
 
 async def test_a_field_that_nobody_knows_is_named() -> None:
+    known: Any = {"metadata": {}, "store": False, "include": ["reasoning.encrypted_content"], "truncation": "disabled"}
     async with asking("Sure.") as asked:
-        raw = await asked.client.responses.with_raw_response.create(model="fake", input="Hi", extra_body={"x": 1})
-        assert raw.headers["x-draftwood-ignored"] == "x"
-        known: Any = {
-            "metadata": {},
-            "store": False,
-            "include": ["reasoning.encrypted_content"],
-            "truncation": "disabled",
-        }
-        raw = await asked.client.responses.with_raw_response.create(model="fake", input="Hi", **known)
-        assert "x-draftwood-ignored" not in raw.headers
+        for fields, ignored in (({"extra_body": {"x": 1}}, "x"), (known, None)):
+            raw = await asked.client.responses.with_raw_response.create(model="fake", input="Hi", **fields)
+            assert raw.headers.get("x-draftwood-ignored") == ignored

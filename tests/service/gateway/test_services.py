@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import socket
@@ -17,7 +16,6 @@ import pytest
 from draftwood_benchmarks.harness.servers import running_gateway, running_server
 from draftwood_client import Client
 from draftwood_service.auth.auth_file import new_key
-from draftwood_service.gateway.command import gateway as run_gateway
 from tests.service.fakes import FakeEngine, FakeModel, Served, serving
 from tests.service.gateway.listening import Listening, get, listening, post
 
@@ -46,34 +44,30 @@ def with_key(sent: bytes, key: str) -> bytes:
     return sent.replace(b"host: x", f"host: x\r\nauthorization: Bearer {key}".encode())
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("fields", [{"messages": MESSAGES}, {"prompt": ["x", "y"]}])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_goes_to_the_service_of_its_model(path: str, stream: bool) -> None:
-    fields = {"max_tokens": 2, "stream": stream} | ({"messages": MESSAGES} if path == CHAT else {"prompt": ["x", "y"]})
-    prompts = 1 if path == CHAT else 2
+async def test_a_request_goes_to_the_service_of_its_model(fields: dict[str, Any], stream: bool) -> None:
+    path, prompts = (CHAT, 1) if "messages" in fields else (COMPLETIONS, 2)
     async with two() as (gateway, first, second):
         for model, expected in (("org/second", (0, 1)), ("first", (1, 1)), (None, (2, 1)), ("", (3, 1))):
-            status, answer = await gateway.posted(path, {**fields, "model": model})
+            status, answer = await gateway.posted(path, {"max_tokens": 2, "stream": stream, "model": model, **fields})
             assert status == 200, answer
             names = {answer["model"]} if not stream else set(re.findall(r'"model":"([^"]+)"', answer))
             assert names == {model or "first"}
             assert (len(first.engine.added), len(second.engine.added)) == tuple(prompts * one for one in expected)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_unknown_model_is_not_found_and_the_others_are_named(stream: bool) -> None:
+async def test_an_unknown_model_is_not_found_and_the_others_are_named() -> None:
     async with two() as (gateway, first, second):
-        for model in ("fake", "x" * 9999):
+        for model, stream in (("fake", False), ("fake", True), ("x" * 9999, False)):
             status, answer = await gateway.posted(COMPLETIONS, {**SMALL, "model": model, "stream": stream})
             assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
             assert answer["error"]["message"].startswith(f"model: there is no model '{model[:200]}'")
             assert answer["error"]["message"].endswith("; there are first, org/second")
-        assert (await gateway.answered(get("/v1/models/fake")))[1] == (
-            await gateway.posted(COMPLETIONS, {**SMALL, "model": "fake"})
-        )[1]
-        for wrong in (5, ["first"], {"a": 1}):
-            status, answer = await gateway.posted(COMPLETIONS, {**SMALL, "model": wrong})
-            assert (status, answer["error"]["message"]) == (400, "model: must be a text")
+        status, answer = await gateway.answered(get("/v1/models/fake"))
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        status, answer = await gateway.posted(COMPLETIONS, {**SMALL, "model": ["first"]})
+        assert (status, answer["error"]["message"]) == (400, "model: must be a text")
         assert first.engine.added == second.engine.added == []
 
 
@@ -126,51 +120,10 @@ async def test_each_service_judges_the_key(tmp_path: Path) -> None:
         assert [one["id"] for one in (await gateway.answered(get("/v1/models")))[1]["data"]] == ["first"]
         answer = await gateway.answered(with_key(get("/v1/models/org/second"), entry.key))
         assert (answer[0], answer[1]["id"]) == (200, "org/second")
-        for sent in (
-            post(COMPLETIONS, fields),
-            with_key(post(COMPLETIONS, fields), "dw_none"),
-            get("/v1/models/org/second"),
-        ):
-            assert (await gateway.answered(sent))[0] == 401
+        sent = post(COMPLETIONS, fields)
+        for refused in (sent, with_key(sent, "dw_none"), get("/v1/models/org/second")):
+            assert (await gateway.answered(refused))[0] == 401
         assert len(second.engine.added) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--server", "first"], "error: --server: 'first' must look like MODEL=HOST:PORT\n"),
-        (["--server", "=h:1"], "error: --server: '=h:1' must look like MODEL=HOST:PORT\n"),
-        (["--server", "a b=h:1"], "error: --server: 'a b=h:1' must look like MODEL=HOST:PORT\n"),
-        (["--server", "a=h:1", "--server", "a=h:2"], "error: --server: model 'a' is given twice\n"),
-        (["--server", "a="], "error: --server: of model 'a': is empty; it must name a server"),
-        (["--server", "a=h"], "error: --server: of model 'a': 'h' has no valid port; write it as host:port"),
-        (["--server", "a=h:1", "--target", "h:2"], "error: --target: 'h:2' cannot be combined with --server\n"),
-    ],
-)
-def test_a_wrong_server_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_gateway(["--port", "0", "--check", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(said)
-    assert error.count("\n") == 1
-
-
-def test_check_names_each_service_and_asks_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DRAFTWOOD_TARGET", "of-other-commands:1")
-    servers = ["--server", "a=dns:///a-headless.serving:50051", "--server", "org/b=no-such-service.invalid:1"]
-    assert run_gateway(["--port", "0", "--check", *servers]) == 0
-    said = capsys.readouterr().out
-    assert "service of a: dns:///a-headless.serving:50051\nservice of org/b: no-such-service.invalid:1\n" in said
-
-
-async def test_no_server_of_this_machine_is_shown_to_others(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whichever of them it is."""
-    async with serving(auth="open") as first, serving(FakeEngine()) as second:
-        servers = [f"--server=a={first.server.address}", f"--server=b={second.server.address}"]
-        status = await asyncio.to_thread(run_gateway, ["--host", "0.0.0.0", "--port", "0", *servers])
-    assert status == 2
-    assert capsys.readouterr().err.startswith("error: --host: ")
 
 
 @pytest.mark.system

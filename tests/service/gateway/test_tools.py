@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
-import httpx2
 import llguidance
 import openai
 import pytest
@@ -22,30 +21,23 @@ from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sampling.grammar_compilation import compiled
 from draftwood_model_runner.sequence import Grammar
-from draftwood_service import tools as tool_format
 from draftwood_service.gateway.answers import Answers
-from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
-from draftwood_service.gateway.services import ServiceClient
 from draftwood_service.gateway.tools import grammar, read_tools
-from draftwood_service.tools import ReasoningFormat
-from tests.service.fakes import ByteTokenizer, FakeEngine, FakeGrammars, FakeModel, serving
+from tests.service.fakes import ByteTokenizer, FakeGrammars, FakeModel
+from tests.service.gateway.asked import CALL, FORM, asking
+from tests.service.gateway.listening import post
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
-OF_SERVICE = tool_format.ToolFormat(
-    "<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments"
-)
-HERMES = ToolFormat(**asdict(OF_SERVICE))
+HERMES = ToolFormat(**asdict(FORM))
 LIST = ToolFormat(begin="[", end="]", between=", ", name_key="name", arguments_key="arguments")
 BARE = ToolFormat(name_key="name", arguments_key="parameters")
 
 
 def tool(name: str, strict: bool | None = None, **properties: Any) -> Any:
-    schema = {
-        "type": "object", "properties": properties, "required": [*properties], "additionalProperties": False,
-    }  # fmt: skip
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
     function = {"name": name, "description": f"to {name}", "parameters": schema}
     return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
 
@@ -81,7 +73,7 @@ def checked(message: Any) -> list[tuple[str, Any]]:
 
 
 @both_gateways
-async def test_a_required_call_whole_and_streamed(client: AsyncOpenAI) -> None:
+async def test_a_required_call_whole_and_streamed_and_the_answer_to_its_result(client: AsyncOpenAI) -> None:
     options = {**OPTIONS, "tool_choice": "required", "parallel_tool_calls": False}
     whole = (await client.chat.completions.create(**options)).choices[0]
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
@@ -97,6 +89,15 @@ async def test_a_required_call_whole_and_streamed(client: AsyncOpenAI) -> None:
     assert (first.function.name, json.loads(arguments)) == call
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "tool_calls"]
 
+    assert isinstance(whole.message, ChatCompletionMessage)
+    assert whole.message.tool_calls
+    result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "in Bremen"}
+    messages = [*QUESTION, whole.message.model_dump(exclude_none=True), result]
+    last = (await client.chat.completions.create(**{**OPTIONS, "messages": messages})).choices[0]
+    assert last.finish_reason in ("stop", "length")
+    assert last.message.content
+    assert last.message.tool_calls is None
+
 
 @both_gateways
 async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
@@ -107,31 +108,6 @@ async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
         answers.append([(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls])
     assert answers[0]
     assert all(one == answers[0] for one in answers)
-
-
-@both_gateways
-async def test_a_named_function_and_several_samples(client: AsyncOpenAI) -> None:
-    choice = {"type": "function", "function": {"name": "refund"}}
-    options = {**OPTIONS, "tool_choice": choice, "n": 3, "temperature": 1.2, "seed": 1, "parallel_tool_calls": False}
-    answer = await client.chat.completions.create(**options)
-    assert [one.index for one in answer.choices] == [0, 1, 2]
-    for one in answer.choices:
-        assert [name for name, _ in checked(one.message)] == ["refund"]
-    assert len({call.id for one in answer.choices for call in one.message.tool_calls}) == 3
-
-
-@both_gateways
-async def test_a_round_trip(client: AsyncOpenAI) -> None:
-    asked = {**OPTIONS, "tool_choice": "required", "parallel_tool_calls": False}  # no call is cut off
-    first = (await client.chat.completions.create(**asked)).choices[0].message
-    assert isinstance(first, ChatCompletionMessage)
-    assert first.tool_calls
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "in Bremen"} for call in first.tool_calls]
-    messages = [*QUESTION, first.model_dump(exclude_none=True), *results]
-    last = (await client.chat.completions.create(**{**OPTIONS, "messages": messages})).choices[0]
-    assert last.finish_reason in ("stop", "length")
-    assert last.message.content
-    assert last.message.tool_calls is None
 
 
 @both_gateways
@@ -157,6 +133,9 @@ def nested(levels: int) -> Any:
     return {"x": nested(levels - 1)} if levels else 1
 
 
+CALLED_WITH_LIST = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -168,18 +147,13 @@ def nested(levels: int) -> Any:
         ({"tool_choice": "track"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
         ({"response_format": {"type": "regex", "pattern": "a"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}}, "tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"parallel_tool_calls": False, "stop": ["x", 3]}, "stop[1]"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "tools[0].function.description"),  # noqa: E501
         ({"functions": [{"name": "f"}], "tools": []}, "functions"),
         ({"tools": [tool("f", x={"type": 3})], "tool_choice": "required"}, "tools"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
+        ({"messages": [CALLED_WITH_LIST]}, "messages[0].tool_calls[0].function.arguments"),
     ],
-)  # fmt: skip
+)
 async def test_what_is_wrong_is_refused_by_name(client: AsyncOpenAI, change: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(**{**OPTIONS, **change})
@@ -195,6 +169,13 @@ async def test_a_model_whose_template_has_no_tools_refuses_them(gateway: str) ->
         assert answer.choices[0].message.content
 
 
+def lark_of(fields: dict[str, Any], form: ToolFormat, schema: dict[str, Any] | None = None) -> str:
+    """The grammar of the answers to a request."""
+    read = read_tools(fields)
+    assert read is not None
+    return grammar(read, form, schema)
+
+
 def matches(lark: str, text: str) -> bool:
     """Whether a whole text is what a grammar allows."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark)
@@ -202,36 +183,34 @@ def matches(lark: str, text: str) -> bool:
     return matcher.try_consume_tokens([*text.encode()]) == len(text.encode()) and bool(matcher.is_accepting())
 
 
-ONE = '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>'
+REQUIRED = {"tool_choice": "required"}
+NAMED = {"tool_choice": {"type": "function", "function": {"name": "track"}}}
+STRICT = {"tools": [tool("track", strict=True, order={"type": "integer"})]}
 
 
 @pytest.mark.parametrize(
     ("change", "text", "allowed"),
     [
-        ({"tool_choice": "required"}, ONE, True),
-        ({"tool_choice": "required"}, f"{ONE}\n{ONE}", True),
-        ({"tool_choice": "required"}, f"Sure. {ONE}", False),
-        ({"tool_choice": "required"}, ONE.replace("7", "0"), False),
-        ({"tool_choice": "required"}, ONE.replace("track", "other"), False),
-        ({"tool_choice": "required", "parallel_tool_calls": False}, f"{ONE}\n{ONE}", False),
-        ({"tool_choice": {"type": "function", "function": {"name": "track"}}}, ONE, True),
-        ({"tool_choice": {"type": "function", "function": {"name": "track"}}}, f"{ONE}\n{ONE}", False),
-        ({"tools": [tool("track", strict=True)]}, "Any text <b>", True),
-        ({"tools": [tool("track", strict=True, order={"type": "integer"})]}, f"Sure.\n{ONE}\n{ONE} Done.", True),
-        ({"tools": [tool("track", strict=True)]}, f"Sure.\n{ONE}", False),
+        (REQUIRED, f"{CALL}\n{CALL}", True),
+        (REQUIRED, f"Sure. {CALL}", False),
+        (REQUIRED, CALL.replace("7", "0"), False),
+        (REQUIRED, CALL.replace("track", "other"), False),
+        ({**REQUIRED, "parallel_tool_calls": False}, f"{CALL}\n{CALL}", False),
+        (NAMED, CALL, True),
+        (NAMED, f"{CALL}\n{CALL}", False),
+        (STRICT, "Any text <b>", True),
+        (STRICT, f"Sure.\n{CALL}\n{CALL} Done.", True),
+        (STRICT, f"Sure.\n{CALL.replace('7', 'null')}", False),
     ],
 )
 def test_the_grammar_of_calls(change: dict[str, Any], text: str, allowed: bool) -> None:
-    asked = read_tools({**OPTIONS, **change})
-    assert asked is not None
-    assert matches(grammar(asked, HERMES), text) is allowed
+    assert matches(lark_of({**OPTIONS, **change}, HERMES), text) is allowed
 
 
 @pytest.mark.parametrize("form", [HERMES, LIST, BARE], ids=["marked", "list", "bare"])
 def test_the_grammar_of_calls_or_an_answer_in_a_format(form: ToolFormat) -> None:
-    asked = read_tools(OPTIONS)
-    assert asked is not None
-    lark = grammar(asked, form, {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]})
+    schema = {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]}
+    lark = lark_of(OPTIONS, form, schema)
     call = json.dumps({"name": "track", form.arguments_key: {"order": 7}})
     assert matches(lark, '{"late": true}')
     assert matches(lark, f"{form.begin}{call}{form.end}".lstrip())
@@ -250,12 +229,10 @@ def test_the_grammar_of_calls_or_an_answer_in_a_format(form: ToolFormat) -> None
     ],
 )
 def test_references_are_from_the_root_of_the_schema_of_a_tool(schema: Any, good: Any, bad: Any) -> None:
-    asked = read_tools(
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required"}
-    )
-    assert asked is not None
+    given = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    lark = lark_of({**REQUIRED, "tools": [given]}, BARE)
     for arguments, allowed in ((good, True), (bad, False)):
-        assert matches(grammar(asked, BARE), json.dumps({"name": "f", "parameters": arguments})) is allowed
+        assert matches(lark, json.dumps({"name": "f", "parameters": arguments})) is allowed
 
 
 def test_many_tools_are_read_at_once() -> None:
@@ -266,40 +243,22 @@ def test_many_tools_are_read_at_once() -> None:
 
 
 def test_the_grammar_of_a_model_that_writes_bare_json() -> None:
-    asked = read_tools({**OPTIONS, "tool_choice": "required"})
-    assert asked is not None
-    call = '{"name": "track", "parameters": {"order": 12}}'
-    assert matches(grammar(asked, BARE), call)
-    assert not matches(grammar(asked, BARE), call + call)
-    assert matches(grammar(asked, ToolFormat(between="", name_key="name", arguments_key="parameters")), call + call)
-    strict = read_chat({**OPTIONS, "tools": [tool("track", strict=True)]})
+    asked, call = {**OPTIONS, **REQUIRED}, '{"name": "track", "parameters": {"order": 12}}'
+    assert matches(lark_of(asked, BARE), call)
+    assert not matches(lark_of(asked, BARE), call + call)
+    assert matches(lark_of(asked, ToolFormat(between="", name_key="name", arguments_key="parameters")), call + call)
     with pytest.raises(InvalidRequestError, match="strict cannot be kept for track"):
-        with_tools(strict, BARE)
+        with_tools(read_chat({**OPTIONS, **STRICT}), BARE)
 
 
 @pytest.mark.parametrize("cut", [False, True])
 async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
     """Whole and streamed, for two samples, through the service."""
-    engine, tokenizer = FakeEngine(), ByteTokenizer()
-    engine.script, tokenizer.tool_format = (
-        f"Sure.\n{ONE}\n{ONE.replace('7', '8')}",
-        OF_SERVICE,
-    )
-    async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
-        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, max_body_bytes=10_000)
-        transport = httpx2.ASGITransport(gateway.app([]))
-        async with AsyncOpenAI(
-            base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
-        ) as client:
-            options = {
-                **OPTIONS,
-                "model": "",
-                "n": 2,
-                "temperature": 1.0,
-                "max_tokens": len(engine.script) - 4 if cut else 200,
-            }
-            whole = (await client.chat.completions.create(**options)).choices
-            chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
+    script = f"Sure.\n{CALL}\n{CALL.replace('7', '8')}"
+    options = {**OPTIONS, "model": "", "n": 2, "temperature": 1.0, "max_tokens": len(script) - 4 if cut else 200}
+    async with asking(script) as asked:
+        whole = (await asked.client.chat.completions.create(**options)).choices
+        chunks = [chunk async for chunk in await asked.client.chat.completions.create(**options, stream=True)]
     for sample in whole:
         assert [call["order"] for _, call in checked(sample.message)] == [7, 8]
         assert (sample.message.content, sample.finish_reason) == ("Sure.", "length" if cut else "tool_calls")
@@ -324,23 +283,15 @@ class ByteGrammars(FakeGrammars):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream: bool) -> None:
     """Of a caller who sent no response_format."""
-    engine, tokenizer = FakeEngine(), ByteTokenizer()
-    tokenizer.tool_format = OF_SERVICE
-    engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
-    async with serving(engine, FakeModel(tokenizer=tokenizer, grammars=ByteGrammars())) as served:
-        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, max_body_bytes=10_000)
-        transport = httpx2.ASGITransport(gateway.app([]))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
-            asked = {**OPTIONS, "model": "", "tool_choice": "required", "stream": stream}
-            text = (await client.post("/v1/chat/completions", json=asked)).text
-    assert "format" not in text
-    assert '"param":"tools"' in text
-    assert "cannot be kept to: is too complex: too many items" in text
-
-
-def call_delta(index: int, arguments: str) -> Delta:
-    call = pb.ToolCallDelta(index=index, id=f"c{index}", name="track", arguments=arguments)
-    return Delta(pb.Delta(parts=[pb.Part(tool_call=call)], token_ids=[1]))
+    tokenizer = ByteTokenizer()
+    tokenizer.tool_format = FORM
+    async with asking(model=FakeModel(tokenizer=tokenizer, grammars=ByteGrammars())) as asked:
+        asked.engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
+        fields = {**OPTIONS, **REQUIRED, "model": "", "stream": stream}
+        answer = (await asked.gateway.raw(post("/v1/chat/completions", fields))).decode()
+    assert "format" not in answer
+    assert '"param":"tools"' in answer
+    assert "cannot be kept to: is too complex: too many items" in answer
 
 
 async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
@@ -352,17 +303,21 @@ async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
     assert asked.options["stop"] == all_that_fit
 
 
-@pytest.mark.parametrize("arguments", ["", None, "{}"])
-async def test_a_call_without_arguments_is_one_with_none(client: AsyncOpenAI, arguments: str | None) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    history: Any = [
-        *QUESTION,
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "1"},
-    ]
-    answer = await client.chat.completions.create(**{**OPTIONS, "messages": history, "max_tokens": 2})
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens <= 2
+async def test_a_call_without_arguments_is_one_with_none() -> None:
+    async with asking() as asked:
+        for arguments in ("", None, "{}"):
+            call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+            history = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, result]
+            fields = {**OPTIONS, "model": "", "messages": history}
+            assert (await asked.gateway.posted("/v1/chat/completions", fields))[0] == 200
+            [shown] = asked.tokenizer.messages[1]["tool_calls"]
+            assert shown["function"]["arguments"] == {}
+
+
+def call_delta(index: int, arguments: str) -> Delta:
+    call = pb.ToolCallDelta(index=index, id=f"c{index}", name="track", arguments=arguments)
+    return Delta(pb.Delta(parts=[pb.Part(tool_call=call)], token_ids=[1]))
 
 
 async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted() -> None:
@@ -377,21 +332,13 @@ async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted()
 
 
 async def test_reasoning_is_a_field_of_its_own() -> None:
-    engine, tokenizer = FakeEngine(), ByteTokenizer()
-    tokenizer.reasoning_format = ReasoningFormat("<think>", "</think>", opened_by_prompt=False)
-    engine.script = "<think>\nHm.\n</think>\n\nYes."
-    async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
-        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, max_body_bytes=10_000)
-        transport = httpx2.ASGITransport(gateway.app([]))
-        async with AsyncOpenAI(
-            base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
-        ) as client:
-            thought: Any = {"role": "assistant", "content": "No.", "reasoning_content": "Well."}
-            asked: Any = {"model": "", "messages": [*QUESTION, thought, *QUESTION], "max_tokens": 100}
-            whole: Any = (await client.chat.completions.create(**asked)).choices[0].message
-            chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    thought = {"role": "assistant", "content": "No.", "reasoning_content": "Well."}
+    fields: Any = {"model": "", "messages": [*QUESTION, thought, *QUESTION], "max_tokens": 100}
+    async with asking("<think>\nHm.\n</think>\n\nYes.") as asked:
+        whole: Any = (await asked.client.chat.completions.create(**fields)).choices[0].message
+        chunks = [chunk async for chunk in await asked.client.chat.completions.create(**fields, stream=True)]
     deltas: list[Any] = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert (whole.reasoning_content, whole.content) == ("Hm.", "Yes.")
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm."
     assert "".join(delta.content or "" for delta in deltas) == "Yes."
-    assert [message.get("reasoning_content") for message in tokenizer.messages] == [None, "Well.", None]
+    assert [message.get("reasoning_content") for message in asked.tokenizer.messages] == [None, "Well.", None]

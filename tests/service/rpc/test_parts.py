@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_service.rpc.json_text import JsonObject
-from draftwood_service.rpc.parts import AnswerReader, ToolCallReader, bytes_of_beginnings, whole_parts
+from draftwood_service.rpc.parts import AnswerReader, ToolCallReader, whole_parts
 from draftwood_service.tools import MAX_NESTING, ReasoningFormat, ToolFormat
-from tests.service.fakes import Answer, ByteTokenizer, FakeEngine, FakeModel, answer, serving
+from tests.service.fakes import Answer, scripted, serving
 
 DATA = json.loads((Path(__file__).parent / "tool_calls.json").read_text(encoding="utf-8"))
 """Answers and their pieces; null if all of an answer is text. A call that is cut off has its arguments as text."""
@@ -96,13 +95,10 @@ values = st.recursive(
     value=st.dictionaries(st.text(), values, max_size=3), ascii_only=st.booleans(), indent=st.sampled_from([None, 1])
 )
 @settings(max_examples=200, derandomize=True)
-def test_json_is_read_to_its_end(value: Any, ascii_only: bool, indent: int | None) -> None:
-    text, reader, at = json.dumps(value, ensure_ascii=ascii_only, indent=indent), JsonObject(), 0
-    for end in range(1, len(text) + 1):
-        at += reader.read(text[at:end])
-        assert not reader.broken
-        assert reader.complete == (end == len(text))
-    assert at == len(text)
+def test_any_arguments_are_read_to_their_end(value: Any, ascii_only: bool, indent: int | None) -> None:
+    arguments = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    text = f'Sure. <tool_call>{{"name": "track", "arguments": {arguments}}}</tool_call> Done.'
+    assert read(MARKED, text, [*range(1, len(text))]) == ["Sure.", ("track", value), " Done."]
 
 
 def test_text_is_not_held_back_for_long() -> None:
@@ -133,17 +129,20 @@ def test_arguments_are_the_text_that_the_model_wrote() -> None:
     assert part.tool_call.arguments == given_text
 
 
-ORDERS = ['{{"name": "track", "arguments": {}}}', '{{"arguments": {}, "name": "track"}}']
-
-
 def test_a_name_without_an_end_is_looked_at_once() -> None:
     began, text = time.process_time(), '<tool_call>{"name": "' + "x" * 100_000
     assert read(MARKED, text, [*range(4, len(text), 4)]) == [text]
     assert time.process_time() - began < 3
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("begin", "piece", "end"), [('{"text": "', "word ", '"}'), ('{"list": [', "{}, ", "{}]}")])
+@pytest.mark.parametrize(
+    ("order", "begin", "piece", "end"),
+    [
+        ('{{"name": "track", "arguments": {}}}', '{"list": [', "{}, ", "{}]}"),
+        ('{{"name": "track", "arguments": {}}}', '{"text": "', "word ", '"}'),
+        ('{{"arguments": {}, "name": "track"}}', '{"text": "', "word ", '"}'),
+    ],
+)
 def test_each_character_of_a_long_call_is_looked_at_once(order: str, begin: str, piece: str, end: str) -> None:
     """Decoding what is held at each delta would take 64 times as long for a call of eight times the length."""
     seconds = []
@@ -161,15 +160,13 @@ def said(parts: list[pb.Part]) -> list[str]:
 
 
 REASONED = [
-    ("<think>\nIt is late.\n</think>\n\nGood night.", False, "It is late.", "Good night."),
-    ("\n<think>a</think>b", False, "a", "b"),
+    ("\n<think>\nIt is late.\n</think>\n\nGood night.", False, "It is late.", "Good night."),
     ("It is late.\n</think>\n\nGood night.", True, "It is late.", "Good night."),
     ("<think>\nIt is late.</think>x", True, "It is late.", "x"),
     ("<think>no end ", False, "no end", ""),
     ("no end </thin", True, "no end </thin", ""),
     ("<thin", False, "", "<thin"),
     ("Text <think>x</think>", False, "", "Text <think>x</think>"),
-    ("  Text", False, "", "  Text"),
     ("<think></think>Text</think>", False, "", "Text</think>"),
     ("", True, "", ""),
 ]
@@ -200,29 +197,15 @@ THOUGHT = "<think>Where?</think>\n"
 CALL = '<tool_call>\n{"name": "track", "arguments": {"a": "b c d e f"}}\n</tool_call>'
 
 
-def asked(**output: Any) -> pb.GenerateRequest:
-    question = pb.ChatMessage(
-        role="user",
-        content=[
-            pb.ContentPart(
-                text="Where ",
-            ),
-            pb.ContentPart(text="is it?"),
-        ],
-    )
+def asked(tool: str = "track", **output: Any) -> pb.GenerateRequest:
+    parts = [pb.ContentPart(text="Where "), pb.ContentPart(text="is it?")]
+    question = pb.ChatMessage(role="user", content=parts)
     return pb.GenerateRequest(
-        chat=pb.Chat(messages=[question], tools=[pb.Tool(name="track")]),
+        chat=pb.Chat(messages=[question], tools=[pb.Tool(name=tool)]),
         stop=pb.StopOptions(max_tokens=400),
         drafting=pb.DraftOptions(enabled=False),
         output=pb.OutputOptions(**output),
     )
-
-
-def writing(text: str) -> tuple[FakeEngine, FakeModel]:
-    """An engine that writes it, and a model with tools that thinks."""
-    engine, tokenizer = FakeEngine(), ByteTokenizer()
-    engine.script, tokenizer.tool_format, tokenizer.reasoning_format = text, MARKED, THINK
-    return engine, FakeModel(tokenizer=tokenizer)
 
 
 def parts_of(result: Answer) -> list[pb.AnswerPart]:
@@ -230,8 +213,8 @@ def parts_of(result: Answer) -> list[pb.AnswerPart]:
 
 
 async def test_a_stream_and_a_whole_answer_have_the_same_parts() -> None:
-    async with serving(*writing(f"{THOUGHT}Sure.\n{CALL}")) as served:
-        streamed = await answer(served.stub.GenerateStream(asked(token_details=True)))
+    async with serving(*scripted(f"{THOUGHT}Sure.\n{CALL}", MARKED)) as served:
+        streamed = await served.answer(asked(token_details=True))
         whole = await served.stub.Generate(asked(token_details=True))
         assert served.model.tokenizer.messages[0]["content"] == "Where is it?"
     [result], [one] = streamed.finished.samples, whole.answers
@@ -248,11 +231,10 @@ async def test_a_stream_and_a_whole_answer_have_the_same_parts() -> None:
     assert [*one.details] == details
     assert "".join(detail.text for detail in details) == f"{THOUGHT}Sure.\n{CALL}"
     assert [detail.token_id for detail in details] == [*one.token_ids]
-    assert whole.started.prompt_tokens == streamed.events[0].started.prompt_tokens
 
 
 async def test_raw_text_is_what_the_model_wrote() -> None:
-    async with serving(*writing(f"{THOUGHT}{CALL}")) as served:
+    async with serving(*scripted(f"{THOUGHT}{CALL}", MARKED)) as served:
         whole = await served.stub.Generate(asked(raw_text=True))
     [part] = whole.answers[0].parts
     assert part.text == f"{THOUGHT}{CALL}"
@@ -260,22 +242,21 @@ async def test_raw_text_is_what_the_model_wrote() -> None:
     assert not whole.usage.HasField("reasoning_tokens")
 
 
-@pytest.mark.parametrize("text", [f"{THOUGHT}Sure.\n{CALL}", THOUGHT * 3 + "And so it is, as it ever was, no call."])
-async def test_parts_do_not_change_the_size_of_deltas_at_a_cadence(text: str) -> None:
+LONG_NAME = "t" * 150
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "size"),
+    [
+        (f"{THOUGHT}Sure.\n{CALL}", "track", 128),
+        (THOUGHT * 3 + "And so it is, as it ever was, no call.", "track", 128),
+        (CALL.replace("track", LONG_NAME), LONG_NAME, 256),  # the beginning of any call fits
+    ],
+)
+async def test_parts_do_not_change_the_size_of_deltas_at_a_cadence(text: str, tool: str, size: int) -> None:
     shaping: dict[str, Any] = {"delta_cadence": 0.02, "delta_padding": 128}
-    async with serving(*writing(text), **shaping) as served:
-        result = await answer(served.stub.GenerateStream(asked()))
-    assert {event.ByteSize() for event in result.events if event.HasField("delta")} == {128}
-    assert "".join(part.text or part.reasoning for part in parts_of(result))
-    assert bytes_of_beginnings(["track"]) < 126 < bytes_of_beginnings(["t" * 80])
-
-
-async def test_deltas_at_a_cadence_hold_the_beginning_of_any_call() -> None:
-    engine, model = writing(CALL.replace("track", "t" * 150))
-    async with serving(engine, model, delta_cadence=0.02, delta_padding=128) as served:
-        request = asked()
-        request.chat.tools[0].name = "t" * 150
-        result = await answer(served.stub.GenerateStream(request))
-    assert {event.ByteSize() for event in result.events if event.HasField("delta")} == {256}
-    [call] = parts_of(result)
-    assert call.tool_call.name == "t" * 150
+    async with serving(*scripted(text, MARKED), **shaping) as served:
+        result = await served.answer(asked(tool))
+    assert {event.ByteSize() for event in result.events if event.HasField("delta")} == {size}
+    parts = parts_of(result)
+    assert (parts[-1].tool_call.name == tool) is ("<tool_call>" in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import pytest
 
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
-from draftwood.v1 import generation_pb2
 from draftwood_service.auth import Role
 from draftwood_service.engine import reports as reporter
 from draftwood_service.rpc import status
 from tests.service.auth.test_matrix import OTHER, OWN, Keys
-from tests.service.fakes import FakeEngine, FakeOwnText, Served, answer, serving, until
-from tests.service.rpc.test_endings import reason
+from tests.service.fakes import FakeEngine, FakeOwnText, Served, answer, refusal, serving, until
+from tests.service.rpc.test_bad_input import violation
+from tests.service.rpc.test_endings import ask, reason
 
 CODE = grpc.StatusCode
 TOKENS = 12
@@ -29,18 +30,18 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
 
 
+def headers(authorization: str | None) -> grpc.aio.Metadata:
+    return grpc.aio.Metadata(*([("authorization", authorization)] if authorization else []))
+
+
 async def answered(served: Served, tenant: str, authorization: str | None = None) -> None:
-    request = generation_pb2.GenerateRequest(
-        text="x", tenant=tenant, stop=generation_pb2.StopOptions(max_tokens=TOKENS)
-    )
-    metadata = grpc.aio.Metadata(*([("authorization", authorization)] if authorization else []))
-    assert (await answer(served.stub.GenerateStream(request, metadata=metadata))).finished
+    asked = ask("x", TOKENS, tenant=tenant)
+    assert (await served.answer(asked, metadata=headers(authorization))).finished
 
 
 async def status_of(served: Served, authorization: str | None = None) -> pb.ServerStatus:
     stub: Any = StatusServiceStub(served.channel)
-    metadata = grpc.aio.Metadata(*([("authorization", authorization)] if authorization else []))
-    response: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), metadata=metadata)
+    response: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), metadata=headers(authorization))
     return response.status
 
 
@@ -58,7 +59,7 @@ def watch(served: Served, seconds: float | None = 0.5) -> Any:
 
 
 async def test_an_operator_sees_everything() -> None:
-    async with serving(max_running=4, max_waiting=5) as served:
+    async with serving(max_waiting=5) as served:
         for tenant in (OWN, OWN, OTHER):
             await answered(served, tenant)
         await reported(served, 3 * TOKENS)
@@ -118,10 +119,7 @@ async def test_running_and_waiting_are_shown_while_they_last() -> None:
     engine = FakeEngine(max_running=1)
     engine.tokens_per_step, engine.step_seconds = 1, 0.01
     async with serving(engine, max_running=1) as served:
-        stop = generation_pb2.StopOptions(max_tokens=2000)
-        calls = [
-            served.stub.GenerateStream(generation_pb2.GenerateRequest(text="x", tenant=OWN, stop=stop)) for _ in "ab"
-        ]
+        calls = [served.stub.GenerateStream(ask("x", 2000, tenant=OWN)) for _ in range(2)]
         stream = watch(served)
         while (seen := (await stream.read()).status.load).running + seen.waiting < 2:
             pass
@@ -136,10 +134,8 @@ async def test_running_and_waiting_are_shown_while_they_last() -> None:
 
 @pytest.mark.parametrize("seconds", [0, 0.49, 60.5, -1])
 async def test_a_bad_interval_is_refused_by_name(seconds: float, served: Served) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await watch(served, seconds).read()
-    assert error.value.code() is CODE.INVALID_ARGUMENT
-    assert error.value.details() == f"interval {seconds:g} s: must be 0.5 to 60 seconds"
+    found = violation(await refusal(watch(served, seconds)))
+    assert found.description == f"interval {seconds:g} s: must be 0.5 to 60 seconds"
 
 
 async def test_too_many_watches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,18 +143,14 @@ async def test_too_many_watches_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     async with serving() as served:
         first, second = watch(served, None), watch(served, 60)
         assert (await first.read()).status.model == (await second.read()).status.model == "fake"
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await watch(served).read()
-        assert (error.value.code(), reason(error.value)) == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES")
+        error = await refusal(watch(served))
+        assert (error.code(), reason(error)) == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES")
         second.cancel()
-        end = time.monotonic() + 10
-        while True:
-            third = watch(served)
-            try:
-                assert (await third.read()).status.model == "fake"
-                break
-            except grpc.aio.AioRpcError:
-                assert time.monotonic() < end
+        async with asyncio.timeout(10):
+            while True:  # until the server has seen its end
+                with suppress(grpc.aio.AioRpcError):
+                    assert (await watch(served).read()).status.model == "fake"
+                    break
                 await asyncio.sleep(0.05)
 
 
@@ -172,8 +164,7 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
     engine = FakeEngine()
     engine.step_seconds = 0.05
     async with serving(engine, drain_grace=20.0) as served:
-        stop = generation_pb2.StopOptions(max_tokens=60)
-        call = served.stub.GenerateStream(generation_pb2.GenerateRequest(text="x", stop=stop))
+        call = served.stub.GenerateStream(ask("x", 60))
         await call.read()
         stream = watch(served)
         assert (await stream.read()).status.state == pb.SERVING_STATE_SERVING
@@ -188,7 +179,9 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
 
 async def test_a_restart_of_the_engine_is_shown(served: Served) -> None:
     served.engine.step_error = RuntimeError("broken")
-    await answer(served.stub.GenerateStream(generation_pb2.GenerateRequest(text="x", tenant=OWN)))
+    error = (await served.answer(ask("x"))).status
+    assert (error.code(), reason(error)) == (CODE.UNAVAILABLE, "ENGINE_STOPPED")
+    assert "broken" not in str(error.details())
     await until(lambda: not served.server.serving)
     assert (await status_of(served)).state == pb.SERVING_STATE_RESTARTING
     served.engine.step_error = None

@@ -25,21 +25,22 @@ def with_template(template: str, **special: Any) -> Tokenizer:
     return Tokenizer(tokenizer)
 
 
-def test_json_behind_a_marker() -> None:
-    between = "\n</tool_call>\n<tool_call>\n"
-    expected = ToolFormat("<tool_call>\n", "\n</tool_call>", between, "name", "arguments")
-    assert tool_format_of(with_template(templates.HERMES)) == expected
+CALLS_AS_TOKENS = {"additional_special_tokens": ["[TOOL_CALLS]"]}
+BETWEEN = "\n</tool_call>\n<tool_call>\n"
 
 
-def test_bare_json() -> None:
-    assert tool_format_of(with_template(templates.LLAMA)) == ToolFormat("", "", None, "name", "parameters")
-
-
-def test_a_list_behind_a_special_token_which_is_not_in_the_text() -> None:
-    plain = tool_format_of(with_template(templates.MISTRAL))
-    assert plain == ToolFormat("[TOOL_CALLS] [", "]", ", ", "name", "arguments")
-    special = tool_format_of(with_template(templates.MISTRAL, additional_special_tokens=["[TOOL_CALLS]"]))
-    assert special == ToolFormat(" [", "]", ", ", "name", "arguments")
+@pytest.mark.parametrize(
+    ("template", "special", "expected"),
+    [
+        (templates.HERMES, {}, ToolFormat("<tool_call>\n", "\n</tool_call>", BETWEEN, "name", "arguments")),
+        (templates.LLAMA, {}, ToolFormat("", "", None, "name", "parameters")),
+        (templates.MISTRAL, {}, ToolFormat("[TOOL_CALLS] [", "]", ", ", "name", "arguments")),
+        # A special token is not in the text of an answer.
+        (templates.MISTRAL, CALLS_AS_TOKENS, ToolFormat(" [", "]", ", ", "name", "arguments")),
+    ],
+)
+def test_how_a_template_shows_calls(template: str, special: dict[str, Any], expected: ToolFormat) -> None:
+    assert tool_format_of(with_template(template, **special)) == expected
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,6 @@ def test_templates_without_tools_that_can_be_read(template: str, reason: str) ->
     assert reason in str(found)
 
 
-def test_the_bundled_model_takes_no_tools() -> None:
-    bundled = Tokenizer(PreTrainedTokenizerFast.from_pretrained(BUNDLED_MODEL))
-    assert str(tool_format_of(bundled)) == "its chat template has no tools"
-
-
 def test_tools_and_calls_are_in_the_prompt() -> None:
     tokenizer = with_template(templates.HERMES)
     tools = [{"type": "function", "function": {"name": "track", "parameters": {"type": "object"}}}]
@@ -77,14 +73,6 @@ def test_tools_and_calls_are_in_the_prompt() -> None:
     assert '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>' in text
     assert "in Bremen" in text
     assert "<tools>" not in tokenizer.decode(tokenizer.encode_chat(messages[:1]))
-
-
-@pytest.mark.parametrize(
-    ("template", "opened"),
-    [(templates.THINKING, False), (templates.THINKING_ALWAYS, True), (templates.DROPPING, True)],
-)
-def test_reasoning(template: str, opened: bool) -> None:
-    assert reasoning_format_of(with_template(template)) == ReasoningFormat("<think>", "</think>", opened)
 
 
 SWITCHED = templates.HERMES.rstrip() + (
@@ -115,20 +103,23 @@ def test_a_variable_may_switch_reasoning_on() -> None:
     )
 
 
+THINK_AS_TOKENS = {"additional_special_tokens": ["<think>", "</think>"]}
+OPENS_OTHERS = templates.DROPPING.replace("'</think>' in content", "false")
+
+
 @pytest.mark.parametrize(
-    "template",
+    ("template", "special", "opened"),
     [
-        templates.HERMES,
-        templates.LLAMA,
-        templates.WITHOUT_TOOLS,
-        templates.DROPPING.replace("'</think>' in content", "false"),  # what it opens is no reasoning
-        "{{ raise_exception('never') }}",
+        (templates.THINKING, {}, False),
+        (templates.THINKING_ALWAYS, {}, True),
+        (templates.DROPPING, {}, True),
+        (templates.THINKING, THINK_AS_TOKENS, None),  # which are not in the text of an answer
+        (OPENS_OTHERS, {}, None),  # what it opens is no reasoning
+        (templates.HERMES, {}, None),
+        (templates.LLAMA, {}, None),
+        ("{{ raise_exception('never') }}", {}, None),
     ],
 )
-def test_templates_without_reasoning(template: str) -> None:
-    assert reasoning_format_of(with_template(template)) is None
-
-
-def test_reasoning_between_special_tokens_is_not_in_the_text() -> None:
-    special = with_template(templates.THINKING, additional_special_tokens=["<think>", "</think>"])
-    assert reasoning_format_of(special) is None
+def test_how_a_template_shows_reasoning(template: str, special: dict[str, Any], opened: bool | None) -> None:
+    expected = None if opened is None else ReasoningFormat("<think>", "</think>", opened)
+    assert reasoning_format_of(with_template(template, **special)) == expected
