@@ -103,21 +103,6 @@ async def test_cancelling_the_task_cancels_the_request(server: FakeServer) -> No
         assert await saw_cancel(server)
 
 
-async def test_asyncio_timeouts_stay_asyncio_timeouts(server: FakeServer) -> None:
-    server.script = [hangs("a")]
-    async with AsyncClient(server.target) as client:
-
-        async def generate_until_it_has_arrived() -> None:
-            async with asyncio.timeout(None) as limit:
-                arrival = asyncio.create_task(asyncio.to_thread(server.arrived.wait, 10))
-                arrival.add_done_callback(lambda _: limit.reschedule(0.0))
-                await client.generate("x")
-
-        with pytest.raises(TimeoutError):
-            await generate_until_it_has_arrived()
-        assert await saw_cancel(server)
-
-
 async def test_closing_the_client_ends_its_streams(server: FakeServer) -> None:
     server.script = [hangs("a")]
     client = AsyncClient(server.target)

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood_client import AdminClient, AsyncAdminClient
-from draftwood_client.cli import build_app
 from draftwood_client.cli.top.replicas import Replica, ReplicaWatcher
 from draftwood_client.cli.top.screen import Screen, Snapshot, Sort, snapshot
+from tests.client.conftest import invoke
 from tests.client.fake_status import FakeStatus, sample, tenant
 from tests.client.terminal import Terminal
 
@@ -28,9 +28,8 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood_client.cli.top.replicas._RETRY_SECONDS", 0.1)
 
 
-def run(*args: str, **env: str) -> Result:
-    settings = {"NO_COLOR": "1", "FORCE_COLOR": "", "COLUMNS": "100", **env}
-    return CliRunner().invoke(build_app(), ["top", *args], env=settings, catch_exceptions=False)
+def run(*args: str) -> Result:
+    return invoke("top", *args, COLUMNS="100")
 
 
 def as_json(*args: str) -> dict[str, Any]:

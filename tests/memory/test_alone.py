@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,15 @@ import pytest
 from draftwood_memory import MemoryConfig, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
 from draftwood_memory.config import default_max_bytes
 from draftwood_memory.errors import StoreUnavailableError
-from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
+from draftwood_memory.operations import (
+    AdoptArm,
+    ExportMemory,
+    GetStatistics,
+    ListOrphans,
+    PurgeArms,
+    PurgeMemory,
+    PurgeResult,
+)
 from draftwood_strategies import UnknownStrategyError
 from tests.memory.helpers import (
     learn_output,
@@ -26,19 +32,9 @@ from tests.memory.helpers import (
     replicas,
     resident,
     strategy_of,
-    tokens_of,
     until,
 )
 from tests.memory.servers import Valkey
-
-
-async def test_a_tenant_has_one_instance_of_a_strategy_and_never_anothers() -> None:
-    async with replicas(1, None) as [memory]:
-        mine = await strategy_of(memory, "a")
-        assert await strategy_of(memory, "a") is mine
-        assert await strategy_of(memory, "b") is not mine
-        assert await strategy_of(memory, "a", "none") is not mine
-        assert await strategy_of(memory, "A") is not mine
 
 
 async def test_an_unknown_strategy_leaves_no_tenant_behind() -> None:
@@ -55,10 +51,6 @@ async def test_all_strategies_of_a_tenant_learn_the_same() -> None:
             request.learn(np.arange(50, dtype=np.int32))
         assert (trie.tokens, hybrid.tokens) == (0, 50)  # its own strategy has learned it before
         assert (await strategy_of(memory, "b", "hybrid")).tokens == 0
-        other = memory.fetch(StrategyUse(MemoryName("a"), StrategyKey("trie", (("branch_length", 3),))), lambda _: None)
-        assert other is None
-        await until(lambda: not resident(memory, "a").unbuilt)
-        assert sorted(len(tokens) for tokens in log_of(memory, "a")) == [50]
 
 
 async def test_operators_are_served_without_a_store() -> None:
@@ -76,14 +68,12 @@ async def test_operators_are_served_without_a_store() -> None:
         assert memory.counters().newer_memories == 0
         assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
         assert await perform(PurgeArms(("x/a",)), memory) == 1
-        with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:
-            assert await perform(PurgeMemory("t"), memory) == PurgeResult(2, 10)
-            request.learn(tokens_of(1, 2, 3))  # it began before the purge
-        assert (log_of(memory, "t"), memory.counters().stale) == ([], 1)
+        assert await perform(PurgeMemory("t"), memory) == PurgeResult(2, 10)
+        assert log_of(memory, "t") == []
         assert await perform(ListOrphans(), memory) == []
 
 
-async def test_an_arm_is_forked_in_the_process() -> None:
+async def test_a_forked_arm_begins_with_its_tenants_memory_and_gives_back_only_what_it_has_learned() -> None:
     async with replicas(1, None) as [memory]:
         await learn_output(memory, "t", numbers(30))
         use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), MemoryOverrides(forked=True))
@@ -91,6 +81,8 @@ async def test_an_arm_is_forked_in_the_process() -> None:
         await until(lambda: learned_by(memory, "t", "x/a") == [numbers(30)])
         await learn_output(memory, "t", numbers(5), arm="x/a")
         assert log_of(memory, "t") == [numbers(30)]
+        assert await perform(AdoptArm("x/a"), memory) == 1
+        assert log_of(memory, "t") == [numbers(30), numbers(5)]
 
 
 async def test_a_memory_expires_after_its_last_record() -> None:
@@ -100,19 +92,6 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         memory.thread.wake()
         await until(lambda: log_of(memory, "t") == [] and resident(memory, "t").loaded)
         assert (memory.counters().tokens, learned_by(memory, "t")) == (0, [])
-
-
-async def test_records_that_are_too_old_are_dropped_from_the_drafts() -> None:
-    async with replicas(1, None, config=MemoryConfig(max_age=100.0)) as [memory]:
-        await learn_output(memory, "t", numbers(40))
-        found = resident(memory, "t")
-        for logged in found.log:
-            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
-        await learn_output(memory, "t", numbers(40, 5000))
-        found.aged_at = 0.0
-        memory.thread.wake()
-        await until(lambda: learned_by(memory, "t") == [numbers(40, 5000)])
-        assert log_of(memory, "t") == [numbers(40, 5000)]
 
 
 @pytest.mark.usefixtures("evicts_at_once")

@@ -83,18 +83,6 @@ async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server:
         assert (empty.memories, empty.exists) == ([], False)
 
 
-async def test_statistics_come_in_pages_the_latest_written_first(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
-        for number in range(5):
-            await perform(fill(FillProgress(), 10, name=MemoryName(f"t{number}")), memory)
-        pages, first = [], 0
-        while first is not None:
-            page = await perform(GetStatistics(None, first, 2), memory)
-            pages.append([one.name.tenant for one in page.memories])
-            first = page.following  # type: ignore[assignment]
-        assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
-
-
 async def test_a_purge_ends_the_fill_that_it_interrupts(server: Valkey) -> None:
     async with replicas(2, server.url) as [first, second]:
         progress = await perform(fill(FillProgress(), 10), first)
@@ -205,14 +193,6 @@ async def test_without_an_answer_of_the_store_statistics_are_those_of_this_proce
         assert (await perform(GetStatistics(None), memory)).counters.outbox_records == 1
 
 
-async def test_the_last_answers_reach_the_store_at_the_stop(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
-        for number in range(5):
-            await learn_output(memory, "t", numbers(40, 100 * number))
-    async with replicas(1, server.url) as [later]:
-        assert len(await agreed([later], "t")) == 5
-
-
 async def test_an_operation_that_is_running_at_the_stop_is_cancelled(server: Valkey) -> None:
     class Hang:
         async def run(self, memory: Memory) -> None:
@@ -262,16 +242,6 @@ async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
         assert await perform(AdoptArm("x/a"), first) == 0  # once
         for memory in (first, second):
             assert len(log_of(memory, "t")) == 3
-
-
-async def test_a_forked_arm_gives_back_only_what_it_has_learned() -> None:
-    from tests.memory.test_overrides import answered
-
-    async with replicas(1, None) as [memory]:
-        await learn_output(memory, "t", numbers(30))
-        await answered(memory, numbers(10, 100), arm="x/a", forked=True)
-        assert await perform(AdoptArm("x/a"), memory) == 1
-        assert log_of(memory, "t") == [numbers(30), numbers(10, 100)]
 
 
 @pytest.mark.parametrize("failing_at", range(14))

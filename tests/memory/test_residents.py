@@ -12,8 +12,7 @@ import pytest
 
 from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
 from draftwood_memory import resident as resident_module
-from draftwood_memory.config import Capacity
-from draftwood_memory.records import Kind, LoggedRecord, Record, RecordLog
+from draftwood_memory.records import Kind, LoggedRecord, Record
 from draftwood_memory.resident import LIVE_SECONDS, Resident, learn
 from draftwood_memory.residents import Residents
 from draftwood_memory.store.naming import Naming
@@ -27,41 +26,6 @@ T = MemoryName("t")
 
 def logged(count: int, learned_at: int = 1, request: int = 0) -> LoggedRecord:
     return LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(count)), learned_at, request))
-
-
-WEIGHT = logged(10).record.weight
-
-
-@pytest.mark.parametrize(
-    ("capacity", "kept"),
-    [
-        (Capacity(30, 3 * WEIGHT), 3),
-        (Capacity(29, 3 * WEIGHT), 2),
-        (Capacity(30, 3 * WEIGHT - 1), 2),
-        (Capacity(1, 1), 1),
-    ],
-)
-def test_a_log_keeps_the_newest_records_that_its_capacity_allows(capacity: Capacity, kept: int) -> None:
-    records = [logged(10, learned_at, request=learned_at) for learned_at in (1, 2, 3)]
-    log, one = RecordLog(capacity, records), RecordLog(capacity, records[:1])
-    assert [*log] == records[-kept:]
-    assert (log.tokens, log.nbytes, log.trimmed) == (10 * kept, kept * one.nbytes, kept < 3)
-    of_requests = [log.of_request(request) for request in (1, 2, 3)]
-    assert of_requests == [[]] * (3 - kept) + [[logged.record] for logged in records[-kept:]]
-    log.append(records[0])
-    assert len(log) == kept
-
-
-def test_a_log_drops_what_is_older() -> None:
-    records = [logged(10, learned_at) for learned_at in (1, 2, 3)]
-    capacity = Capacity(20, 2 * WEIGHT)
-    log = RecordLog(Capacity(30, 3 * WEIGHT), records)
-    assert log.records(2) == [record.record for record in records[1:]]
-    assert (log.drop_older(1), log.trimmed) == (False, False)
-    assert (log.drop_older(2), log.trimmed) == (True, True)
-    assert ([*log], log.tokens, log.nbytes) == (records[1:], 20, RecordLog(capacity, records).nbytes)
-    log.resize(capacity)
-    assert len(log) == 2
 
 
 def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Resident]:
@@ -140,15 +104,6 @@ def test_a_memory_that_a_request_begins_to_use_during_an_eviction_stays() -> Non
     assert T in residents
 
 
-def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_and_does_not_come_back() -> None:
-    _, resident = opened(MemoryConfig())
-    keys = [StrategyKey("trie", (("branch_length", length),)) for length in range(1, 10)]
-    waiting = [resident.instance(key)[1] for key in keys]
-    assert [one is None or one.done() for one in waiting] == [True] + [False] * 8
-    resident.build(keys, replace_empty=True)
-    assert ([*resident.strategies], resident.unbuilt) == (keys[1:], {})
-
-
 @pytest.mark.parametrize(
     ("loaded", "pins", "used_ago", "live"),
     [
@@ -163,20 +118,6 @@ def test_a_loaded_memory_is_followed_while_it_is_used(loaded: bool, pins: int, u
     _, resident = opened(MemoryConfig())
     resident.loaded, resident.pins, resident.used_at = loaded, pins, time.monotonic() - used_ago
     assert resident.live is live
-
-
-@pytest.mark.parametrize(
-    ("ttl", "records", "changed_ago", "expired"),
-    [(100.0, 1, 105.0, True), (100.0, 1, 95.0, False), (100.0, 0, 105.0, False), (0.0, 1, 1e6, False)],
-)
-def test_a_memory_with_records_expires_as_in_the_store(
-    ttl: float, records: int, changed_ago: float, expired: bool
-) -> None:
-    _, resident = opened(MemoryConfig(ttl=ttl))
-    for _ in range(records):
-        resident.add(logged(9))
-    resident.changed_at = time.monotonic() - changed_ago
-    assert resident.expired is expired
 
 
 @pytest.mark.parametrize(("age", "expired"), [(99, False), (101, True)])
@@ -206,13 +147,6 @@ def test_records_that_are_too_old_or_too_many_are_dropped(
     resident.reconfigure(replace(config, tokens=tokens), forked=False)
     resident.aged_at = time.monotonic() - 11.0
     assert (resident.drop_aged(), len(resident.log)) == (left == 2, 1)
-
-
-def test_a_change_of_capacity_counts_though_nothing_is_too_old() -> None:
-    config = MemoryConfig(max_age=640.0)
-    _, resident = opened(config)
-    resident.reconfigure(replace(config, tokens=10), forked=False)
-    assert [resident.drop_aged(), resident.drop_aged()] == [True, False]
 
 
 def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
@@ -279,25 +213,6 @@ def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
     assert rebuilt.tokens == 5
     assert rebuilt.learned is not strategy.learned
     assert [line.getMessage() for line in caplog.records] == ["strategy trie keeps nothing of what it learned"]
-
-
-@pytest.mark.parametrize(
-    ("epoch", "purged_at", "since", "current"),
-    [
-        (3, None, 5.0, True),
-        (None, None, 5.0, True),
-        (2, None, 5.0, False),
-        (3, 4.0, 5.0, True),
-        (3, 5.0, 5.0, False),
-        (None, 6.0, 5.0, False),
-    ],
-)
-def test_a_request_is_of_the_present_epoch(
-    epoch: int | None, purged_at: float | None, since: float, current: bool
-) -> None:
-    _, resident = opened(MemoryConfig())
-    resident.epoch, resident.purged_at = 3, purged_at
-    assert resident.is_current(epoch, since) is current
 
 
 def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
