@@ -62,11 +62,9 @@ def _answer(web: socket.socket) -> None:
 CASES = [
     # the server, TLS of the client, what it says
     ("closed", None, "nothing listens there; check host and port"),
-    ("closed", "server", "nothing listens there; check host and port"),
     ("web", None, "what listens there does not speak gRPC; check the port"),
     ("plain", "server", "what listens there does not use TLS; leave out TLS, or check the port"),
     ("tls", None, "the server closed the connection; if it requires TLS, use --tls or --tls-ca"),
-    ("tls", "public", "an authority that this client does not trust; name the authority's PEM file with --tls-ca"),
     ("tls", "other", "an authority that this client does not trust; name the authority's PEM file with --tls-ca"),
     ("tls", "named", "the server's certificate is for another host; connect to that host, or name it"),
     ("tls", "junk", "a PEM file is invalid, or the private key is of another certificate"),
@@ -87,7 +85,6 @@ def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
         None: False,
         "server": TlsConfig.from_files(trusted),
         "other": TlsConfig.from_files(other),
-        "public": True,
         "named": TlsConfig.from_files(trusted, server_name="draftwood.example"),
         "junk": TlsConfig(root_certificates=b"junk"),
     }
@@ -105,10 +102,8 @@ def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
 REFUSED = [
     # the server behind the second address, whether the client uses TLS, what it says; nothing listens at the first
     ("plain", True, "what listens there does not use TLS; leave out TLS, or check the port"),
-    ("web", True, "what listens there does not use TLS; leave out TLS, or check the port"),
     ("tls", False, "the server closed the connection; if it requires TLS, use --tls or --tls-ca (`tls`)"),
     ("tls", True, "nothing listens at one of its addresses; connect to 127.0.0.1, which answers"),
-    ("plain", False, "nothing listens at one of its addresses; connect to 127.0.0.1, which answers"),
     ("closed", True, "nothing listens there; check host and port, and that the server runs"),
 ]
 

@@ -71,19 +71,6 @@ async def test_one_tenants_arms_evict_no_others_memory(
             assert log_of(memory, f"t{number}") == [numbers(10)]
 
 
-@pytest.mark.usefixtures("evicts_at_once")
-async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey) -> None:
-    async with replicas(1, server.url, config=MemoryConfig(max_bytes=4 << 20)) as [memory]:
-        for number in range(10):
-            await learn_output(memory, f"t{number}", numbers(100))
-        for number in range(10):
-            await learn_output(memory, "loud", numbers(20_000), arm=f"x/{number}")
-        memory.thread.wake()
-        await until(lambda: memory.residents.evicted > 0 and memory.counters().resident_bytes <= 4 << 20)
-        assert memory.counters().dropped == 0
-        assert all(log_of(memory, f"t{number}") for number in range(10))
-
-
 async def learn_much(memory: Memory, tenant: str, seed: int, tokens: int) -> None:
     """Adds text to a tenant's memory that does not compress."""
     random = np.random.default_rng(seed).integers(0, 30_000, tokens).astype(np.int32)

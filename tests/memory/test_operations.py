@@ -83,16 +83,7 @@ async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server:
         assert (empty.memories, empty.exists) == ([], False)
 
 
-async def test_a_purge_ends_the_fill_that_it_interrupts(server: Valkey) -> None:
-    async with replicas(2, server.url) as [first, second]:
-        progress = await perform(fill(FillProgress(), 10), first)
-        assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 10)
-        with pytest.raises(MemoryPurgedError):
-            await perform(fill(progress, 10), first)
-        assert (await perform(fill(FillProgress(), 10), first)).records == 1
-
-
-async def test_a_fill_leaves_nothing_that_the_purge_before_it_did_not_see(server: Valkey) -> None:
+async def test_a_purge_ends_the_fill_that_it_interrupts_and_leaves_nothing_of_it(server: Valkey) -> None:
     async with replicas(2, server.url) as [first, second]:
         progress = await perform(fill(FillProgress(), 10), first)
         old = stream_of(first, "t")
@@ -103,6 +94,9 @@ async def test_a_fill_leaves_nothing_that_the_purge_before_it_did_not_see(server
         ):
             await perform(fill(progress, 10), first)
         assert not server.client.exists(old)
+        with pytest.raises(MemoryPurgedError):
+            await perform(fill(progress, 10), first)
+        assert (await perform(fill(FillProgress(), 10), first)).records == 1
 
 
 async def test_a_fill_of_nothing_reaches_no_store() -> None:

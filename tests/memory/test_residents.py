@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
 from draftwood_memory import resident as resident_module
 from draftwood_memory.records import Kind, LoggedRecord, Record
-from draftwood_memory.resident import LIVE_SECONDS, Resident, learn
+from draftwood_memory.resident import Resident, learn
 from draftwood_memory.residents import Residents
 from draftwood_memory.store.naming import Naming
 from draftwood_memory.store.stored import StoreClock
@@ -104,51 +103,6 @@ def test_a_memory_that_a_request_begins_to_use_during_an_eviction_stays() -> Non
     assert T in residents
 
 
-@pytest.mark.parametrize(
-    ("loaded", "pins", "used_ago", "live"),
-    [
-        (True, 0, LIVE_SECONDS - 5, True),
-        (True, 0, LIVE_SECONDS + 5, False),
-        (True, 1, LIVE_SECONDS + 5, True),
-        (False, 1, 0.0, False),
-        (False, 0, 0.0, False),
-    ],
-)
-def test_a_loaded_memory_is_followed_while_it_is_used(loaded: bool, pins: int, used_ago: float, live: bool) -> None:
-    _, resident = opened(MemoryConfig())
-    resident.loaded, resident.pins, resident.used_at = loaded, pins, time.monotonic() - used_ago
-    assert resident.live is live
-
-
-@pytest.mark.parametrize(("age", "expired"), [(99, False), (101, True)])
-def test_a_memory_that_was_loaded_is_as_old_as_its_newest_record(age: int, expired: bool) -> None:
-    _, resident = opened(MemoryConfig(ttl=100.0))
-    now = int(time.time())
-    resident.replace_log([logged(9, now - 500), logged(9, now - age)], b"1-0")
-    assert resident.expired is expired
-
-
-@pytest.mark.parametrize(
-    ("looked_ago", "tokens", "dropped", "left"),
-    [(9.0, 100, False, 2), (11.0, 100, True, 1), (9.0, 10, True, 1), (9.0, 18, True, 2)],
-    ids=["looked a moment ago", "one is too old", "a smaller capacity", "one that all fit"],
-)
-def test_records_that_are_too_old_or_too_many_are_dropped(
-    looked_ago: float, tokens: int, dropped: bool, left: int
-) -> None:
-    """What is too old is looked for 64 times in the maximum age."""
-    config = MemoryConfig(max_age=640.0, tokens=100)
-    _, resident = opened(config)
-    resident.add(logged(9, 1))
-    resident.add(logged(9, int(time.time())))
-    resident.reconfigure(replace(config, tokens=tokens), forked=False)
-    resident.aged_at = time.monotonic() - looked_ago
-    assert (resident.drop_aged(), len(resident.log)) == (dropped, left)
-    resident.reconfigure(replace(config, tokens=tokens), forked=False)
-    resident.aged_at = time.monotonic() - 11.0
-    assert (resident.drop_aged(), len(resident.log)) == (left == 2, 1)
-
-
 def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
     _, resident = opened(MemoryConfig())
     key = StrategyKey("trie")
@@ -215,16 +169,6 @@ def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
     assert [line.getMessage() for line in caplog.records] == ["strategy trie keeps nothing of what it learned"]
 
 
-def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
-    _, resident = opened(MemoryConfig())
-    resident.add(logged(9))
-    trie, hybrid, none = (resident.instance(StrategyKey(name))[0] for name in ("trie", "hybrid", "none"))
-    sizes: list[Any] = [trie, hybrid]
-    assert not hasattr(none, "nbytes")
-    assert resident.index_bytes == sum(size.nbytes for size in sizes) > 0
-    assert resident.nbytes == resident.log.nbytes + resident.index_bytes
-
-
 class Noting:
     """A strategy that notes the lengths of what it learns."""
 
@@ -280,17 +224,6 @@ def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
     assert caplog.records == []
     left: Any = resident.instance(key)[0]
     assert left.learned == []
-
-
-def test_what_is_learned_while_the_store_is_read_follows_what_the_store_has() -> None:
-    _, resident = opened(MemoryConfig())
-    resident.learned_meanwhile = []
-    own, stored = logged(5), logged(9)
-    resident.add(own)
-    resident.replace_log([stored], b"1-0")
-    assert [*resident.log] == [stored, own]
-    resident.replace_log([stored], b"1-0")
-    assert [*resident.log] == [stored]
 
 
 def test_a_strategy_that_cannot_learn_is_logged_and_one_that_does_not_is_left_alone(

@@ -47,8 +47,6 @@ def test_a_plug_in_has_defaults_of_its_own() -> None:
     [
         ("MEMORY_TOKENS", "many", "memory_tokens many: must be a whole number"),
         ("MEMORY_TOKENS", "1", "memory_tokens 1: must be at least 1024"),
-        ("STORE_TIMEOUT", "0", "store_timeout 0.0: must be greater than 0"),
-        ("MAX_DRAFT_NODES", "2000", "max_draft_nodes 2000: must be at most 1024"),
         ("STORE_KEY_FILE", "/absent", "store_key_file /absent: no such file"),
         ("STORE_TLS_CERT", __file__, "store_tls_key: must be set, since store_tls_cert is set"),
     ],

@@ -91,22 +91,25 @@ def spoil(server: Valkey, key: str | bytes) -> None:
     server.client.set(key, "another program's")  # at once: a key that is gone is restored
 
 
-@pytest.mark.parametrize("spoiled", ["hash", "stream", "both"])
-async def test_other_tenants_go_on(
-    spoiled: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+HASH, STREAM = tenant_key("bad"), stream_key(f"{FINGERPRINT}:bad:", 0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("keys", [[HASH], [STREAM], [HASH, STREAM]])
+async def test_a_memory_waits_until_its_keys_are_free_and_other_tenants_go_on(
+    keys: list[str], known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("draftwood_memory.replica._RETRY_SECONDS", 0.1)
     caplog.set_level(logging.WARNING, "draftwood_memory")
     with Valkey() as server:
         async with replicas(2, server.url) as memories:
-            for tenant in ("bad", "good"):
-                await learn_output(memories[0], tenant, numbers(10))
-                await agreed(memories, tenant)
-            hash_, stream = tenant_key("bad"), stream_of(memories[0], "bad")
-            if spoiled != "stream":
-                spoil(server, hash_)
-            if spoiled != "hash":
-                spoil(server, stream)
+            for tenant in ("bad", "good") if known else ("good",):
+                await stored(memories, tenant, numbers(10))
+            for key in keys:
+                spoil(server, key)
+            for memory in memories:
+                await strategy_of(memory, "bad")
             await until(lambda: all(resident(memory, "bad").problem for memory in memories))
             await learn_output(memories[0], "bad", numbers(10, 100))
             for start in (200, 300, 400):  # rounds, with checks among them
@@ -114,37 +117,15 @@ async def test_other_tenants_go_on(
                 assert numbers(10, start) in await agreed(memories, "good", outboxes=False)
             report = await perform(GetStatistics(None), memories[0])
             assert [one.name.tenant for one in report.memories] == ["good"]
-            assert [memory.counters().failures for memory in memories] == [0, 0]
+            assert [(memory.counters().failures, memory.healthy) for memory in memories] == [(0, True)] * 2
             assert memories[0].counters().outbox_records == 1  # it waits until the key is free
-            assert learned_by(memories[0], "bad") == [numbers(10), numbers(10, 100)]  # and is drafted from meanwhile
+            learned = [numbers(10)] * known + [numbers(10, 100)]
+            assert learned_by(memories[0], "bad") == learned  # and is drafted from meanwhile
             told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
             assert len(told) == 2, told  # once for each process; threads of other tests' memories may warn here
             assert all("memory ffffffffffffffff:bad: cannot be read" in message for message in told)
-
-
-@pytest.mark.parametrize(
-    ("key", "known"),
-    [(tenant_key("bad"), False), (tenant_key("bad"), True), (stream_key(f"{FINGERPRINT}:bad:", 0), False)],
-)
-async def test_a_memory_is_used_again_once_the_key_is_free(
-    monkeypatch: pytest.MonkeyPatch, key: str, known: bool
-) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.05)
-    monkeypatch.setattr("draftwood_memory.replica._RETRY_SECONDS", 0.1)
-    with Valkey() as server:
-        async with replicas(2, server.url) as memories:
-            if known:
-                await learn_output(memories[0], "bad", numbers(10))
-                await agreed(memories, "bad")
-            spoil(server, key)
-            for memory in memories:
-                await strategy_of(memory, "bad")
-            await until(lambda: all(resident(memory, "bad").problem for memory in memories))
-            assert all(memory.healthy and not resident(memory, "bad").loaded for memory in memories)
-            await learn_output(memories[0], "bad", numbers(10, 100))
-            assert memories[0].outbox.pending == 1
-            server.client.delete(key)
-            assert await agreed(memories, "bad") == [numbers(10)] * known + [numbers(10, 100)]
+            server.client.delete(*keys)
+            assert await agreed(memories, "bad") == learned
             assert memories[0].counters().failures == 0
 
 
