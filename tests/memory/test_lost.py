@@ -15,7 +15,7 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.crc import key_slot
 
-from draftwood_memory import Memory, MemoryName, MemoryOverrides, RedisClient
+from draftwood_memory import Memory, RedisClient
 from draftwood_memory.errors import (
     MemoryStoreError,
     StoreFullError,
@@ -23,8 +23,7 @@ from draftwood_memory.errors import (
     StoreUnavailableError,
     WrongTypeError,
 )
-from draftwood_memory.operations import FillMemory, FillProgress, PurgeMemory
-from draftwood_memory.records import Kind
+from draftwood_memory.operations import PurgeMemory
 from draftwood_memory.sender import RecordStore
 from draftwood_memory.store import redis_client
 from draftwood_memory.store.naming import PURGES_KEY, memories_key, tenant_key
@@ -33,6 +32,7 @@ from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
     before_command,
+    fill,
     key_of,
     learn_output,
     learned_by,
@@ -44,7 +44,6 @@ from tests.memory.helpers import (
     stored,
     strategy_of,
     stream_of,
-    tokens_of,
     until,
 )
 from tests.memory.servers import Proxy, Valkey, cluster, wait_for
@@ -58,12 +57,10 @@ async def rounds_until(memory: Memory, condition: Callable[[], object]) -> None:
     await until(after_a_round)
 
 
+@pytest.mark.usefixtures("checks_often")
 @pytest.mark.parametrize("begun", [False, True])
-async def test_what_a_store_has_lost_is_restored_by_one_process(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
+async def test_what_a_store_has_lost_is_restored_by_one_process(server: Valkey, begun: bool) -> None:
     """If another one has begun the memory again, what that one wrote is loaded. The outbox is sent as ever."""
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
 
     async def lose() -> None:
         server.client.delete(tenant_key("t"), *([] if begun else [stream]))
@@ -85,8 +82,8 @@ async def test_what_a_store_has_lost_is_restored_by_one_process(
         assert await agreed([later], "t") == [numbers(10), numbers(11)]  # once each
 
 
-async def test_a_restore_that_fails_is_made_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
+@pytest.mark.usefixtures("checks_often")
+async def test_a_restore_that_fails_is_made_again(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         await stored([memory], "t", numbers(10))
         with refused(memory, "EVAL", StoreUnavailableError("cut"), of=tenant_key("t")):
@@ -97,11 +94,9 @@ async def test_a_restore_that_fails_is_made_again(server: Valkey, monkeypatch: p
         assert await agreed([later], "t") == [numbers(10)]
 
 
-async def test_a_store_that_lost_the_latest_entries_is_followed_on(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("checks_often")
+async def test_a_store_that_lost_the_latest_entries_is_followed_on(server: Valkey) -> None:
     """As in a failover: the new primary writes entries with ids that have passed here."""
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
     async with replicas(2, server.url) as [first, second]:
         await stored([first, second], "t", numbers(10))
         stream = stream_of(first, "t")
@@ -218,8 +213,7 @@ async def memory_locked(memory: Memory) -> AsyncIterator[None]:
 async def test_an_import_that_fails_midway_adds_here_what_the_store_has(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         await strategy_of(memory, "t")
-        texts = [tokens_of(*numbers(8000, start)) for start in range(0, 24_000, 1000)]  # three entries
-        fill = FillMemory(MemoryName("t"), Kind.CORPUS, texts, FillProgress(), MemoryOverrides())
+        texts = [numbers(8000, start) for start in range(0, 24_000, 1000)]  # three entries
         written = 0
 
         async def write(*arguments: Any) -> Any:
@@ -231,7 +225,7 @@ async def test_an_import_that_fails_midway_adds_here_what_the_store_has(server: 
 
         memory.replica.records.write = write  # type: ignore[union-attr, method-assign]
         with pytest.raises(StoreUnavailableError):
-            await perform(fill, memory)
+            await perform(fill("t", *texts), memory)
         del memory.replica.records.write  # type: ignore[union-attr]
         assert 0 < len(log_of(memory, "t")) < 24
         assert resident(memory, "t").log.first_id is not None
@@ -240,17 +234,15 @@ async def test_an_import_that_fails_midway_adds_here_what_the_store_has(server: 
         assert await agreed([later], "t") == sorted(known)
 
 
+@pytest.mark.usefixtures("checks_often")
 async def test_a_full_store_is_given_space_before_it_gets_back_what_it_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It refuses whatever a memory's restoration begins with, and stays as full until somebody deletes something."""
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
     monkeypatch.setattr("draftwood_memory.sender._SPACE_CHECK_SECONDS", 0.0)
     with Valkey("--maxmemory-policy", "noeviction") as server:
         async with replicas(1, server.url, fingerprint="e" * 16) as [other]:
-            random = np.random.default_rng(0).integers(0, 30_000, 400_000).astype(np.int32)
-            fill = FillMemory(MemoryName("old"), Kind.OUTPUT, [random], FillProgress(), MemoryOverrides())
-            await perform(fill, other)
+            await perform(fill("old", np.random.default_rng(0).integers(0, 30_000, 400_000).tolist()), other)
             assert other.memories is not None
             await asyncio.wrap_future(other.thread.submit(other.memories.catalogue.note_kind("e" * 16 + ":")))
         async with replicas(1, server.url) as [memory]:

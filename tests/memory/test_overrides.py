@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
-from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
-from draftwood_memory.records import Kind
+from draftwood_memory.operations import GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.resident import OVERLAP, make
 from draftwood_memory.store.stored import StoreClock
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
 from tests.memory.helpers import (
     agreed,
+    fill,
     learn_output,
     learned_by,
     log_of,
@@ -129,8 +129,7 @@ async def test_warming_keeps_a_tenants_limits_and_so_does_an_eviction(server: Va
     overrides = MemoryOverrides(idle_ttl=100.0, max_tokens=2048)
     config = MemoryConfig(idle_seconds=0.0)
     async with replicas(1, server.url, config=config) as [memory]:
-        sequences = [np.arange(10, dtype=np.int32)]
-        await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), overrides), memory)
+        await perform(fill("t", numbers(10), overrides=overrides), memory)
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
         await until(lambda: len(memory.residents) == 0)
         assert resident(memory, "t").config.tokens == 2048

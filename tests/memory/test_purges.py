@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides, RedisClient, StrategyKey
+from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient, StrategyKey
 from draftwood_memory.errors import MemoryPurgedError, MemoryStoreError, StoreUnavailableError
-from draftwood_memory.operations import FillMemory, FillProgress, PurgeArms, PurgeMemory, PurgeOrphans, PurgeResult
-from draftwood_memory.records import Kind
+from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeOrphans, PurgeResult
 from draftwood_memory.store import purges
 from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY, PURGES_KEY, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
     before_command,
+    fill,
     learn_output,
     learned_by,
     log_of,
@@ -277,9 +277,8 @@ async def test_a_replica_that_learns_a_large_import_applies_a_purge_at_once(
         await stored([here, busy], "t", numbers(20))
         waiting = list[Callable[[], None]]()
         busy.between_steps.run_on_engine = waiting.append
-        texts = [tokens_of(*numbers(8000, start)) for start in range(0, 20_000, 1000)]
-        fill = FillMemory(MemoryName("t"), Kind.CORPUS, texts, FillProgress(), MemoryOverrides())
-        importing = asyncio.create_task(perform(fill, busy if imports_itself else here))
+        texts = [numbers(8000, start) for start in range(0, 20_000, 1000)]
+        importing = asyncio.create_task(perform(fill("t", *texts), busy if imports_itself else here))
         await until(lambda: waiting)
         began = time.monotonic()
         purged = await perform(PurgeMemory("t"), here)

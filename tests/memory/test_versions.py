@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-import numpy as np
 import pytest
 
-from draftwood_memory import MemoryName, MemoryOverrides
 from draftwood_memory.errors import StoreRefusedError, WrongTypeError
 from draftwood_memory.operations import (
-    FillMemory,
-    FillProgress,
     GetStatistics,
     ListOrphans,
     PurgeArms,
@@ -20,11 +16,11 @@ from draftwood_memory.operations import (
     PurgeOrphans,
     PurgeResult,
 )
-from draftwood_memory.records import Kind
 from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, stream_key, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
+    fill,
     learn_output,
     learned_by,
     log_of,
@@ -45,8 +41,8 @@ def _upgrade(server: Valkey) -> None:
     server.client.hset(tenant_key("t"), "v", str(SCHEMA + 1))
 
 
-async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.1)
+@pytest.mark.usefixtures("checks_often")
+async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey) -> None:
     async with replicas(1, server.url) as [old]:
         async with replicas(1, server.url) as [new]:
             assert await stored([old, new], "t", numbers(10)) == [numbers(10)]
@@ -73,10 +69,7 @@ async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
         await learn_output(old, "t", numbers(10), arm="x/a")
         await stored([old], "t", numbers(10))
         _upgrade(server)
-        fill = FillMemory(
-            MemoryName("t"), Kind.CORPUS, [np.arange(2, dtype=np.int32)], FillProgress(), MemoryOverrides()
-        )
-        for operation in (PurgeMemory("t"), fill):
+        for operation in (PurgeMemory("t"), fill("t", numbers(2))):
             with pytest.raises(StoreRefusedError, match="newer version"):
                 await perform(operation, old)
         assert await perform(PurgeArms(("x/a",)), old) == 0
@@ -94,12 +87,12 @@ def spoil(server: Valkey, key: str | bytes) -> None:
 HASH, STREAM = tenant_key("bad"), stream_key(f"{FINGERPRINT}:bad:", 0)
 
 
+@pytest.mark.usefixtures("checks_often")
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("keys", [[HASH], [STREAM], [HASH, STREAM]])
 async def test_a_memory_waits_until_its_keys_are_free_and_other_tenants_go_on(
     keys: list[str], known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.05)
     monkeypatch.setattr("draftwood_memory.replica._RETRY_SECONDS", 0.1)
     caplog.set_level(logging.WARNING, "draftwood_memory")
     with Valkey() as server:
@@ -149,15 +142,9 @@ async def test_operations_fail_for_this_tenant_alone() -> None:
                 await learn_output(memory, tenant, numbers(10), "arm")
                 await until(lambda: not memory.outbox.pending)
             spoil(server, tenant_key("bad"))
-            with pytest.raises(WrongTypeError):
-                await perform(PurgeMemory("bad"), memory)
-            fill = FillMemory(
-                MemoryName("bad"), Kind.CORPUS, [np.arange(9, dtype=np.int32)], FillProgress(), MemoryOverrides()
-            )
-            with pytest.raises(WrongTypeError):
-                await perform(fill, memory)
-            with pytest.raises(WrongTypeError):
-                await perform(PurgeArms(("arm",)), memory)
+            for operation in (PurgeMemory("bad"), fill("bad", numbers(9)), PurgeArms(("arm",))):
+                with pytest.raises(WrongTypeError):
+                    await perform(operation, memory)
             assert log_of(memory, "good", "arm") == []
             assert log_of(memory, "bad", "arm") == [numbers(10)]
 
