@@ -94,33 +94,13 @@ async def test_a_restore_that_fails_is_made_again(server: Valkey) -> None:
         assert await agreed([later], "t") == [numbers(10)]
 
 
-@pytest.mark.usefixtures("checks_often")
-async def test_a_store_that_lost_the_latest_entries_is_followed_on(server: Valkey) -> None:
-    """As in a failover: the new primary writes entries with ids that have passed here."""
-    async with replicas(2, server.url) as [first, second]:
-        await stored([first, second], "t", numbers(10))
-        stream = stream_of(first, "t")
-        saved: Any = server.client.dump(stream)
-        await stored([first, second], "t", numbers(11))
-        entries: Any = server.client.xrange(stream)
-        [(kept, _), (_, entry)] = entries
-        server.client.restore(stream, 0, saved, replace=True)
-        await rounds_until(second, lambda: second.counters().reloads)
-        server.client.xadd(stream, entry, id=kept.replace(b"-0", b"-1"))
-        await strategy_of(second, "other")  # ends the read that began at the lost entry
-        await until(lambda: log_of(second, "t") == [numbers(10), numbers(11), numbers(11)])
-        assert second.counters().reloads == 1
-
-
-@pytest.mark.parametrize("live", [True, False])
 async def test_after_a_failure_all_memories_are_compared_at_once(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch, live: bool
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is not followed, for no request used it of late."""
     async with replicas(1, server.url) as [memory]:
         await stored([memory], "t", numbers(10))
-        if not live:
-            monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.0)
+        monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.0)
         server.client.flushall()
 
         def cut() -> bool:

@@ -103,18 +103,6 @@ def test_a_memory_that_a_request_begins_to_use_during_an_eviction_stays() -> Non
     assert T in residents
 
 
-def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
-    _, resident = opened(MemoryConfig())
-    key = StrategyKey("trie")
-    strategy, future = resident.instance(key)
-    resident.build([key])
-    assert resident.instance(key) == (strategy, None)
-    assert future is not None
-    assert future.done()
-    resident.build([key], replace_empty=True)
-    assert resident.instance(key)[0] is not strategy
-
-
 def learned_besides_texts(strategy: Any) -> list[Any]:
     """Weights, odds, successors and rates, copied."""
     tables: list[Any] = [*strategy.weights] if hasattr(strategy, "weights") else []

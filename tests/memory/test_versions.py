@@ -33,7 +33,7 @@ from tests.memory.helpers import (
     stream_of,
     until,
 )
-from tests.memory.servers import Valkey, cluster
+from tests.memory.servers import Valkey
 
 
 def _upgrade(server: Valkey) -> None:
@@ -147,17 +147,3 @@ async def test_operations_fail_for_this_tenant_alone() -> None:
                     await perform(operation, memory)
             assert log_of(memory, "good", "arm") == []
             assert log_of(memory, "bad", "arm") == [numbers(10)]
-
-
-async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 60.0)
-    with cluster() as nodes:
-        async with replicas(2, f"redis+cluster://127.0.0.1:{nodes[0].port}") as memories:
-            for tenant in ("bad", "good"):
-                await learn_output(memories[0], tenant, numbers(10))
-                await agreed(memories, tenant)
-            [(node, stream)] = [(node, key) for node in nodes for key in node.client.keys("dw:{t:bad}:3:*")]
-            spoil(node, stream)
-            await learn_output(memories[0], "good", numbers(10, 100))
-            assert await agreed(memories, "good") == [numbers(10), numbers(10, 100)]
-            assert [memory.counters().failures for memory in memories] == [0, 0]
