@@ -97,6 +97,12 @@ def test_set_and_apply(admin: FakeAdmin, made: xp.Experiment, run_admin: Cli) ->
     applied = run_admin("experiment", "apply", "-f", "-", stdin=file).stdout
     assert applied == "experiment trie-vs-hybrid changed\n  coverage: 1 -> 0.7\n"
     assert "arms is a list" in run_admin("experiment", "set", "trie-vs-hybrid", "arms.a=1").stderr
+    assert run_admin("experiment", "set", "none", "coverage=1").stderr == "error: experiments/none: does not exist\n"
+    assert [*admin.experiments.held] == [made.name]
+    admin.experiments.held[made.name].origin = tenants_pb2.RESOURCE_ORIGIN_FILE
+    of_file = run_admin("experiment", "set", "trie-vs-hybrid", "coverage=1")
+    assert of_file.stderr == "error: experiments/trie-vs-hybrid: is defined in the servers' tenants file\n"
+    assert of_file.exit_code == 1
 
 
 def test_start_stop_conclude_delete(admin: FakeAdmin, made: xp.Experiment, run_admin: Cli) -> None:
@@ -143,6 +149,9 @@ def reported(admin: FakeAdmin, made: xp.Experiment) -> xp.ExperimentReport:
 
 
 def test_report(reported: xp.ExperimentReport, run_admin: Cli) -> None:
+    value = json.loads(run_admin("experiment", "report", "trie-vs-hybrid", "--json").stdout)
+    assert ParseDict(value, xp.ExperimentReport()) == reported
+    assert (value["arms"][0]["errors"], value["sampleRatioMismatch"]) == (0, False)
     shown = run_admin("experiment", "report", "trie-vs-hybrid").stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0].startswith("trie-vs-hybrid: draft; unit session; 50% of them; tenants acme, beta; the first 5m not")
@@ -174,12 +183,6 @@ def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Cli
     assert run_admin("experiment", "report", "trie-vs-hybrid").stdout.endswith("hybrid is faster than control.\n")
 
 
-def test_report_as_json(reported: xp.ExperimentReport, run_admin: Cli) -> None:
-    value = json.loads(run_admin("experiment", "report", "trie-vs-hybrid", "--json").stdout)
-    assert ParseDict(value, xp.ExperimentReport()) == reported
-    assert (value["arms"][0]["errors"], value["sampleRatioMismatch"]) == (0, False)
-
-
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_watch_shows_the_report_again_until_ctrl_c(
     reported: xp.ExperimentReport, run_admin: Cli, monkeypatch: pytest.MonkeyPatch, form: list[str]
@@ -196,14 +199,3 @@ def test_watch_shows_the_report_again_until_ctrl_c(
     result = run_admin("experiment", "report", "trie-vs-hybrid", "--watch", *form)
     assert (waits, result.exit_code, result.stderr) == ([3.0, 3.0], 0, "")
     assert result.stdout.index("hybrid is faster than control.") < result.stdout.index("hybrid is slower now.")
-
-
-def test_set_makes_no_experiment_and_changes_none_of_the_file(
-    admin: FakeAdmin, made: xp.Experiment, run_admin: Cli
-) -> None:
-    assert run_admin("experiment", "set", "none", "coverage=1").stderr == "error: experiments/none: does not exist\n"
-    assert [*admin.experiments.held.values()] == [made]
-    made.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
-    result = run_admin("experiment", "set", "trie-vs-hybrid", "coverage=1")
-    assert result.stderr == "error: experiments/trie-vs-hybrid: is defined in the servers' tenants file\n"
-    assert result.exit_code == 1
