@@ -20,7 +20,7 @@ from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 from draftwood_memory.store.embedded import EmbeddedServer, binary
 from tests.certificates import make_certificate
 from tests.memory.helpers import agreed, learn_output, numbers, replicas, stored, until
-from tests.memory.servers import Valkey, alive, tls_front, wait_for
+from tests.memory.servers import Proxy, Valkey, alive, wait_for
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,11 @@ def test_a_bad_url_is_told_what_is_wrong_with_it(url: str, problem: str) -> None
 async def test_tls(tmp_path: Path) -> None:
     with Valkey() as server:
         certificate = make_certificate(tmp_path)
-        async with tls_front(server.port, certificate) as port:
-            authority = certificate[0]
-            url = f"rediss://127.0.0.1:{port}"
-            async with replicas(2, url, tls=RedisTls(ca=authority)) as memories:
+        async with Proxy(server.port, certificate) as proxy:
+            url = f"rediss://127.0.0.1:{proxy.port}"
+            async with replicas(2, url, tls=RedisTls(ca=certificate[0])) as memories:
                 assert await stored(memories, "t", numbers(10)) == [numbers(10)]
-            for wrong in (RedisClient(url), RedisClient(f"redis://127.0.0.1:{port}", timeout=0.5)):
+            for wrong in (RedisClient(url), RedisClient(proxy.url, timeout=0.5)):
                 with pytest.raises(StoreUnavailableError):
                     await wrong.command("PING")
                 await wrong.close()
