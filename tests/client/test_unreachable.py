@@ -118,31 +118,23 @@ def test_an_address_that_refuses_does_not_hide_what_another_says(
     assert said == f"cannot connect to {target}: {problem} (gRPC: {refused})"
 
 
-@pytest.mark.parametrize("call", ["model_info", "stream", "admin"])
-def test_the_event_loop_goes_on_while_addresses_are_tried(
-    call: str, ports: dict[str, int], monkeypatch: pytest.MonkeyPatch
+async def test_the_event_loop_goes_on_while_addresses_are_tried(
+    ports: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turned = threading.Event()
+    loop, turned = asyncio.get_running_loop(), threading.Event()
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
-        assert turned.wait(20)  # which only the loop sets, after this has begun
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(20)
         raise ConnectionRefusedError
 
-    async def ask() -> None:
-        loop = asyncio.get_running_loop()
-        began = lambda address, timeout: loop.call_soon_threadsafe(turned.set) and connect(address, timeout)  # noqa: E731
-        monkeypatch.setattr(socket, "create_connection", began)
-        target = f"127.0.0.1:{ports['closed']}"
-        async with AsyncClient(target, retry=NO_RETRY) as client, AsyncAdminClient(target) as admin:
-            if call == "admin":
-                await admin.tenants.get("acme")
-            elif call == "stream":
-                await client.complete("x")
-            else:
-                await client.model_info()
-
-    with pytest.raises(StatusError, match="nothing listens there"):
-        asyncio.run(ask())
+    monkeypatch.setattr(socket, "create_connection", connect)
+    target = f"127.0.0.1:{ports['closed']}"
+    async with AsyncClient(target, retry=NO_RETRY) as client, AsyncAdminClient(target) as admin:
+        for call in (client.model_info(), client.complete("x"), admin.tenants.get("acme")):
+            turned.clear()
+            with pytest.raises(StatusError, match="nothing listens there"):
+                await call
 
 
 def test_a_server_without_the_method(ports: dict[str, int]) -> None:
