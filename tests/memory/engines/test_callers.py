@@ -1,4 +1,4 @@
-"""What a caller decides of how its request is drafted for: never whose memory it uses behind a proxy, or the service."""
+"""What a caller decides of the drafts for its request: behind a proxy or the service, never whose memory it uses."""
 
 from __future__ import annotations
 
