@@ -60,10 +60,10 @@ class Valkey:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, *more: str) -> None:
+    def start(self) -> None:
         arguments = ["--port", str(self.port), "--dir", str(self.folder), "--save", "", "--bind", "127.0.0.1"]
         self._process = subprocess.Popen(
-            [str(binary()), *arguments, *self._flags, *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [str(binary()), *arguments, *self._flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         wait_for(lambda: _answers(self.port), f"port {self.port}")
 
@@ -105,14 +105,14 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) ->
 
 
 @contextlib.contextmanager
-def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
-    """A Sentinel that watches a master; its port."""
+def sentinel(master: Valkey) -> Iterator[int]:
+    """A Sentinel that watches a master as the group "dw"; its port."""
     port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="draftwood-sentinel-"))
     config = folder / "sentinel.conf"
     config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {group} 127.0.0.1 {master.port} 1\n"
-        f"sentinel down-after-milliseconds {group} 400\nsentinel failover-timeout {group} 2000\n"
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor dw 127.0.0.1 {master.port} 1\n"
+        f"sentinel down-after-milliseconds dw 400\nsentinel failover-timeout dw 2000\n"
     )
     process = subprocess.Popen(
         [str(binary()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -127,17 +127,16 @@ def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def cluster(size: int = 3, *flags: str, persistent: bool = False, port: int | None = None) -> Iterator[list[Valkey]]:
-    """Masters with equal shares of the slots, once all of them report that the cluster is ok.
+def cluster(*flags: str, persistent: bool = False, port: int | None = None) -> Iterator[list[Valkey]]:
+    """Three masters with equal shares of the slots, once all of them report that the cluster is ok.
 
     Args:
         port: of the first; None for any.
     """
     flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", *flags)
     with contextlib.ExitStack() as stack:
-        ports = [port, *[None] * (size - 1)]
-        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent, port=one)) for one in ports]
-        bounds = [16384 * i // size for i in range(size + 1)]
+        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent, port=one)) for one in (port, None, None)]
+        bounds = [16384 * i // 3 for i in range(4)]
         for node, start, end in zip(nodes, bounds[:-1], bounds[1:], strict=True):
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
         for node in nodes[1:]:

@@ -252,7 +252,7 @@ async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_s
     fingerprint = next(f for f in map("{:016x}".format, range(99)) if node_of(memories_key(f)) == served)
     dead = (served + 1) % 3
     alive, down = (next(t for t in "abcdefghijklmn" if node_of(tenant_key(t)) == node) for node in (served, dead))
-    with cluster(3, "--cluster-require-full-coverage", "no", persistent=True) as nodes:
+    with cluster("--cluster-require-full-coverage", "no", persistent=True) as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[served].port}"
         async with replicas(2, url, fingerprint=fingerprint) as memories:
             for tenant in (alive, down):
