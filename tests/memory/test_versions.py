@@ -118,8 +118,9 @@ async def test_a_memory_waits_until_its_keys_are_free_and_other_tenants_go_on(
             assert len(told) == 2, told  # once for each process; threads of other tests' memories may warn here
             assert all("memory ffffffffffffffff:bad: cannot be read" in message for message in told)
             server.client.delete(*keys)
-            assert await agreed(memories, "bad") == learned
-            assert memories[0].counters().failures == 0
+            left = learned if keys == [HASH] else [numbers(10, 100)]  # another program's value replaced the stream
+            await until(lambda: [log_of(memory, "bad") for memory in memories] == [left] * 2)
+            assert (memories[0].outbox.pending, memories[0].counters().failures) == (0, 0)
 
 
 async def test_a_memory_that_takes_none_of_its_records_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
