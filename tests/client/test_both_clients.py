@@ -1,11 +1,9 @@
-"""Behaviour of both clients, blocking and asyncio: answers, errors, retries, deadlines, other calls, the end."""
+"""Behaviour of both clients, blocking and asyncio: answers, errors, retries, deadlines."""
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -13,10 +11,7 @@ import pytest
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import (
-    AsyncClient,
     ChatMessage,
-    Client,
-    ClientClosedError,
     DeadlineError,
     DraftwoodError,
     FieldViolation,
@@ -29,10 +24,9 @@ from draftwood_client import (
     ResourceExhaustedError,
     RetryPolicy,
     StatusError,
-    Tokenization,
     UnavailableError,
 )
-from tests.client.conftest import QUICK, Ask, Connect
+from tests.client.conftest import Ask
 from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, retry_in, silent, unfinished, violation
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -249,51 +243,3 @@ def test_errors_survive_pickling(ask: Ask, server: FakeServer) -> None:
         == repr(caught.value)
         == ("UnavailableError('full', code=UNAVAILABLE, reason='QUEUE_FULL', request_id='r', retry_after=0.02)")
     )
-
-
-async def test_unary_calls(connect: Connect, server: FakeServer) -> None:
-    server.unavailable_calls = 1
-    async with connect(server.target, retry=QUICK) as client:
-        assert await client.tokenize("äb") == Tokenization(token_ids=[228, 98], tokens=["ä", "b"])
-        assert (await client.tokenize([{"role": "user", "content": "b"}])).tokens[-1] == "b"
-        assert await client.detokenize([228, 98]) == "äb"
-        info = await client.model_info()
-    assert (info.model, [*info.strategies], [*info.eos_token_ids]) == ("fake", ["none", "trie"], [2])
-    assert (info.dtype, info.weights) == ("bfloat16", "int8")
-
-
-async def test_waits_until_the_server_is_ready(connect: Connect, server: FakeServer) -> None:
-    server.unavailable_calls = 3
-    async with connect(server.target, retry=RetryPolicy(max_attempts=1)) as client:
-        assert (await client.wait_until_ready(10)).model == "fake"
-        server.unavailable_calls = 10**6
-        with pytest.raises(DeadlineError, match=r"not ready within 1 s: the model is loading"):
-            await client.wait_until_ready(1)
-
-
-def test_waits_for_a_server_that_is_not_there_yet() -> None:
-    late = FakeServer()  # has its port, and does not listen before it is entered
-    with ThreadPoolExecutor(1) as pool, Client(late.target) as client:
-        waiting = pool.submit(client.wait_until_ready, 20)
-        time.sleep(0.3)
-        assert not waiting.done()
-        with late:
-            assert waiting.result(20).model == "fake"
-
-
-def test_can_be_made_outside_of_the_loop(server: FakeServer) -> None:
-    client = AsyncClient(server.target)
-
-    async def ask() -> str:
-        async with client:
-            return (await client.generate("x")).text
-
-    assert asyncio.run(ask()) == "Hello, wörld!"
-
-
-def test_a_closed_client_says_so(server: FakeServer) -> None:
-    client = Client(server.target)
-    client.close()
-    client.close()
-    with pytest.raises(ClientClosedError, match=f"Client\\('{server.target}'\\) is closed"):
-        client.generate("x")

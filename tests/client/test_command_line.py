@@ -23,7 +23,7 @@ from tests.client.terminal import Terminal
 
 def test_text_to_a_pipe_is_exact(cli: Cli, server: FakeServer) -> None:
     server.script = [answers("Hé\r\n", "\x1b[31m\t", "ö")]
-    result = cli("chat", "Why?", "--show-drafts")
+    result = cli("chat", "Why?", "--show-drafts", NO_COLOR="")
     assert result.stdout_bytes == "Hé\r\n\x1b[31m\tö".encode()
     assert result.stderr == ""
     assert result.exit_code == 0

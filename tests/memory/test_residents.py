@@ -130,6 +130,15 @@ def test_a_memory_that_a_request_begins_to_use_during_an_eviction_stays() -> Non
     assert T in residents
 
 
+def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_and_does_not_come_back() -> None:
+    _, resident = opened(MemoryConfig())
+    keys = [StrategyKey("trie", (("branch_length", length),)) for length in range(1, 10)]
+    waiting = [resident.instance(key)[1] for key in keys]
+    assert [one is None or one.done() for one in waiting] == [True] + [False] * 8
+    resident.build(keys, replace_empty=True)
+    assert ([*resident.strategies], resident.unbuilt) == (keys[1:], {})
+
+
 def learned_besides_texts(strategy: Any) -> list[Any]:
     """Weights, odds, successors and rates, copied."""
     tables: list[Any] = [*strategy.weights] if hasattr(strategy, "weights") else []
@@ -287,8 +296,10 @@ async def test_operators_are_served_without_a_store() -> None:
         assert memory.counters().newer_memories == 0
         assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
         assert await perform(PurgeArms(("x/a",)), memory) == 1
-        assert await perform(PurgeMemory("t"), memory) == PurgeResult(2, 10)
-        assert log_of(memory, "t") == []
+        with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:
+            assert await perform(PurgeMemory("t"), memory) == PurgeResult(2, 10)
+            request.learn(tokens_of(1, 2, 3))  # it began before the purge
+        assert (log_of(memory, "t"), memory.counters().stale) == ([], 1)
         assert await perform(ListOrphans(), memory) == []
 
 
