@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from draftwood_memory.operations import (
     PurgeResult,
 )
 from draftwood_memory.records import Kind, LoggedRecord, Record
-from draftwood_memory.resident import Resident, learn
+from draftwood_memory.resident import LIVE_SECONDS, Resident, learn
 from draftwood_memory.residents import Residents
 from draftwood_memory.store.naming import Naming
 from draftwood_memory.store.stored import StoreClock
@@ -137,6 +138,35 @@ def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_
     assert [one is None or one.done() for one in waiting] == [True] + [False] * 8
     resident.build(keys, replace_empty=True)
     assert ([*resident.strategies], resident.unbuilt) == (keys[1:], {})
+
+
+def test_a_loaded_memory_is_followed_while_a_request_uses_it_and_for_a_while_after() -> None:
+    residents, resident = opened(MemoryConfig())
+    assert resident.live
+    resident.used_at -= LIVE_SECONDS
+    assert not resident.live
+    residents.pin(T).used_at -= LIVE_SECONDS
+    assert resident.live
+    resident.loaded = False
+    assert not resident.live
+
+
+@pytest.mark.parametrize(("age", "expired"), [(99, False), (101, True)])
+def test_a_memory_that_was_loaded_is_as_old_as_its_newest_record(age: int, expired: bool) -> None:
+    _, resident = opened(MemoryConfig(ttl=100.0))
+    now = int(time.time())
+    resident.replace_log([logged(9, now - 500), logged(9, now - age)], b"1-0")
+    assert resident.expired is expired
+
+
+def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
+    _, resident = opened(MemoryConfig())
+    resident.add(logged(9))
+    trie, hybrid, none = (resident.instance(StrategyKey(name))[0] for name in ("trie", "hybrid", "none"))
+    sizes: list[Any] = [trie, hybrid]
+    assert not hasattr(none, "nbytes")
+    assert resident.index_bytes == sum(size.nbytes for size in sizes) > 0
+    assert resident.nbytes == resident.log.nbytes + resident.index_bytes
 
 
 def learned_besides_texts(strategy: Any) -> list[Any]:
@@ -322,6 +352,19 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         memory.thread.wake()
         await until(lambda: log_of(memory, "t") == [] and memory.residents.open(T).loaded)
         assert (memory.counters().tokens, learned_by(memory, "t")) == (0, [])
+
+
+async def test_records_that_are_too_old_are_dropped_from_the_drafts() -> None:
+    async with replicas(1, None, config=MemoryConfig(max_age=100.0)) as [memory]:
+        await learn_output(memory, "t", numbers(40))
+        found = memory.residents.open(T)
+        for logged in found.log:
+            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
+        await learn_output(memory, "t", numbers(40, 5000))
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: learned_by(memory, "t") == [numbers(40, 5000)])
+        assert log_of(memory, "t") == [numbers(40, 5000)]
 
 
 @pytest.mark.usefixtures("evicts_at_once")
