@@ -280,6 +280,17 @@ def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
     assert left.learned == []
 
 
+def test_what_is_learned_while_the_store_is_read_follows_what_the_store_has() -> None:
+    _, resident = opened(MemoryConfig())
+    resident.learned_meanwhile = []
+    own, stored = logged(5), logged(9)
+    resident.add(own)
+    resident.replace_log([stored], b"1-0")
+    assert [*resident.log] == [stored, own]
+    resident.replace_log([stored], b"1-0")
+    assert [*resident.log] == [stored]
+
+
 def test_a_strategy_that_cannot_learn_is_logged_and_one_that_does_not_is_left_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -40,6 +40,7 @@ from tests.memory.helpers import (
     stored,
     strategy_of,
     stream_of,
+    tokens_of,
     until,
 )
 from tests.memory.servers import Proxy, Valkey, cluster
@@ -327,6 +328,22 @@ async def test_a_wrong_clock_deletes_nothing_and_is_logged_once(
                 side = "ahead of" if hours > 0 else "behind"
                 assert len(logged) == 2  # one for each process, both in this one here
                 assert all(f"7200 s {side} the store's" in one for one in logged)
+
+
+async def test_what_was_learned_before_the_store_was_reached_has_its_age_by_the_stores_clock(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 2 * HOUR)
+    late = memory_of(server.url)
+    with late.learning(MemoryName("t")) as request:
+        request.learn(tokens_of(*numbers(30)))
+    async with started(late):
+        await until(lambda: late.outbox.pending == 0)
+    async with replicas(1, server.url) as [memory]:
+        await agreed([memory], "t")
+        [record] = await perform(ExportMemory(MemoryName("t")), memory)
+        assert abs(record.learned_at - right()) < 60
 
 
 OUTPUTS = [numbers(40, start=100 * n) for n in range(5)]
