@@ -23,21 +23,8 @@ OWN_CONNECTION = {"grpc.use_local_subchannel_pool": 1}
 
 
 class Ask(Protocol):
-    def __call__(self, target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
-        """One whole answer."""
-
-
-def _ask(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
-    with Client(target, retry=retry, channel_options=OWN_CONNECTION) as client:
-        return client.generate(prompt, **options)
-
-
-def _ask_async(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
-    async def ask() -> Completion:
-        async with AsyncClient(target, retry=retry, channel_options=OWN_CONNECTION) as client:
-            return await client.generate(prompt, **options)
-
-    return asyncio.run(ask())
+    def __call__(self, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
+        """One whole answer of the fake server."""
 
 
 Connect = Callable[..., Any]
@@ -92,21 +79,37 @@ def admin() -> Iterator[FakeAdmin]:
         yield admin
 
 
+Cli = Callable[..., Result]
+
+
+def invoke(*args: str, stdin: str | bytes | None = None, **env: str) -> Result:
+    """Runs `draftwood`."""
+    env = {"NO_COLOR": "1", "FORCE_COLOR": "", **env}
+    return CliRunner().invoke(build_app(), [*args], input=stdin, env=env, catch_exceptions=False)
+
+
 @pytest.fixture
-def run_admin(admin: FakeAdmin) -> Callable[..., Result]:
-    """Runs `draftwood` against the administrative services."""
-
-    def run(*args: str, stdin: str | None = None, **env: str) -> Result:
-        settings = {"DRAFTWOOD_TARGET": admin.target, "NO_COLOR": "1", "FORCE_COLOR": "", **env}
-        return CliRunner().invoke(build_app(), list(args), input=stdin, env=settings, catch_exceptions=False)
-
-    return run
+def cli(server: FakeServer) -> Cli:
+    return partial(invoke, DRAFTWOOD_TARGET=server.target)
 
 
-@pytest.fixture(params=[_ask, _ask_async], ids=["sync", "async"])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    asker: Ask = request.param
-    return asker
+@pytest.fixture
+def run_admin(admin: FakeAdmin) -> Cli:
+    """As `cli`, against the administrative services."""
+    return partial(invoke, DRAFTWOOD_TARGET=admin.target)
+
+
+@pytest.fixture
+def ask(connect: Connect, server: FakeServer) -> Ask:
+    async def answer(prompt: Prompt, retry: RetryPolicy, **options: Any) -> Completion:
+        async with connect(server.target, retry=retry, channel_options=OWN_CONNECTION) as client:
+            completion: Completion = await client.generate(prompt, **options)
+            return completion
+
+    def ask(prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
+        return asyncio.run(answer(prompt, retry, **options))
+
+    return ask
 
 
 @pytest.fixture(scope="session")

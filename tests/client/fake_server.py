@@ -204,7 +204,6 @@ class FakeServer(Running, GenerationServiceServicer):
         self,
         *,
         credentials: grpc.ServerCredentials | None = None,
-        has_chat_template: bool = True,
         options: Sequence[tuple[str, int]] = (),
         address: str = "127.0.0.1:0",
     ) -> None:
@@ -216,7 +215,7 @@ class FakeServer(Running, GenerationServiceServicer):
         self.cancelled = threading.Event()
         self.arm = ("", "")
         self.unavailable_calls = 0
-        self.has_chat_template = has_chat_template
+        self.has_chat_template = True
         self.tool_format: pb.ToolFormat | None = None
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0), *options])
         add_GenerationServiceServicer_to_server(self, self._server)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from draftwood_client import (
+    NO_RETRY,
     AdminClient,
     ArgumentError,
     ArgumentTypeError,
@@ -154,7 +155,6 @@ def test_integers_of_other_libraries_are_token_ids(server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_attempts": -1}, "retry.max_attempts: -1 is not allowed; it must lie in [0, 5]"),
         ({"max_attempts": 6}, "retry.max_attempts: 6 is not allowed; it must lie in [0, 5]"),
         ({"initial_backoff": 0.0}, "retry.initial_backoff: 0.0 is not allowed; it must be at least 0.01 seconds"),
         ({"max_backoff": math.inf}, "retry.max_backoff: inf is not allowed; it must be at least 0.01 seconds"),
@@ -167,13 +167,15 @@ def test_bad_retry_policies(values: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("attempts", [0, 5])
-def test_grpc_makes_the_attempts_of_a_policy(server: FakeServer, attempts: int) -> None:
+QUICK = RetryPolicy(5, initial_backoff=0.01, max_backoff=0.01, multiplier=1e6)
+
+
+@pytest.mark.parametrize(("policy", "attempts"), [(RetryPolicy(0), 1), (NO_RETRY, 1), (QUICK, 5)])
+def test_grpc_makes_the_attempts_of_a_policy(server: FakeServer, policy: RetryPolicy, attempts: int) -> None:
     server.unavailable_calls = 10
-    policy = RetryPolicy(attempts, initial_backoff=0.01, max_backoff=0.01, multiplier=1e6)
     with Client(server.target, retry=policy) as client, pytest.raises(UnavailableError):
         client.model_info()
-    assert len(server.metadata) == max(attempts, 1)
+    assert len(server.metadata) == attempts
 
 
 def test_chat_takes_messages_and_complete_takes_text(server: FakeServer) -> None:

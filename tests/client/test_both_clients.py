@@ -11,8 +11,6 @@ import pytest
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import (
-    NO_RETRY,
-    AbortedError,
     ChatMessage,
     DeadlineError,
     DraftwoodError,
@@ -26,9 +24,7 @@ from draftwood_client import (
     ResourceExhaustedError,
     RetryPolicy,
     StatusError,
-    UnauthenticatedError,
     UnavailableError,
-    UnimplementedError,
 )
 from tests.client.conftest import Ask
 from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, retry_in, silent, unfinished, violation
@@ -38,7 +34,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 def test_an_answer_is_joined_from_its_deltas(ask: Ask, server: FakeServer) -> None:
     server.script = [answers("Hello", ", wörld", stop_string="END")]
-    completion = ask(server.target, token_details=True, request_id="r-1", tenant="acme")
+    completion = ask(token_details=True, request_id="r-1", tenant="acme")
     assert completion.text == "Hello, wörld"
     assert completion.token_ids == (5, 7)
     assert completion.details == (pb.TokenDetail(text="Hello"), pb.TokenDetail(text=", wörld", drafted=True))
@@ -74,7 +70,7 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
     stops: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [7, 8], **LIMITS}
     drafts: dict[str, Any] = {"drafting": False, "strategy": "trie", "max_draft_nodes": 0}
     ids: dict[str, Any] = {"tenant": "acme", "request_id": "r", "session": "s"}
-    ask(server.target, messages, **ids, **SAMPLING, **stops, **drafts, **OUTPUT)
+    ask(messages, **ids, **SAMPLING, **stops, **drafts, **OUTPUT)
     [request] = server.requests
     turns = [turn("system", "Be brief."), turn("user", "Why?")]
     assert request == pb.GenerateRequest(
@@ -88,29 +84,19 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
 
 
 def test_what_is_not_asked_for_stays_unset(ask: Ask, server: FakeServer) -> None:
-    ask(server.target, [1, 2, 3], temperature=None, stop=None)
+    ask([1, 2, 3], temperature=None, stop=None)
     [request] = server.requests
     assert request == pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), request_id=request.request_id)
 
 
-def test_all_attempts_have_the_same_id_and_no_other_request_has(ask: Ask, server: FakeServer) -> None:
-    server.script = [fails(UNAVAILABLE, "full", pushback="20"), fails(UNAVAILABLE, "full"), answers("ok")]
-    ask(server.target)
-    ask(server.target)
-    first, *repeated, other = [request.request_id for request in server.requests]
-    assert repeated == [first, first]
-    assert first != other
-    assert min(len(first), len(other)) >= 32
-
-
 def test_what_a_closing_server_cancels_is_sent_again(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(grpc.StatusCode.CANCELLED, "CANCELLED"), answers("ok")]
-    ask(server.target)
+    ask()
     first, again = [request.request_id for request in server.requests]
     assert first == again
     server.script = [fails(grpc.StatusCode.CANCELLED, "CANCELLED")]
     with pytest.raises(RequestCancelledError):
-        ask(server.target, retry=RetryPolicy(max_attempts=2, initial_backoff=0.01))
+        ask(retry=RetryPolicy(max_attempts=2, initial_backoff=0.01))
     assert len(server.requests) == 4
 
 
@@ -124,7 +110,7 @@ def test_error_details_are_decoded(ask: Ask, server: FakeServer) -> None:
         )
     ]
     with pytest.raises(InvalidRequestError) as caught:
-        ask(server.target, temperature=-1)
+        ask(temperature=-1)
     error = caught.value
     assert str(error) == "sampling.temperature: -1 is not allowed"
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -140,10 +126,7 @@ def test_error_details_are_decoded(ask: Ask, server: FakeServer) -> None:
     ("code", "kind"),
     [
         (grpc.StatusCode.NOT_FOUND, NotFoundError),
-        (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
-        (grpc.StatusCode.UNIMPLEMENTED, UnimplementedError),
-        (grpc.StatusCode.ABORTED, AbortedError),
         (grpc.StatusCode.DATA_LOSS, InternalError),
     ],
 )
@@ -152,63 +135,56 @@ def test_each_status_has_its_type_and_is_not_retried(
 ) -> None:
     server.script = [fails(code, "no")]
     with pytest.raises(kind, match=f"{server.target}: no") as caught:
-        ask(server.target, request_id="mine")
+        ask(request_id="mine")
     assert isinstance(caught.value, DraftwoodError)
     assert (caught.value.code, caught.value.request_id) == (code, "mine")
     assert len(server.requests) == 1
 
 
-def test_unavailable_is_retried_after_what_the_server_asks_for(ask: Ask, server: FakeServer) -> None:
+def test_unavailable_is_retried_with_the_same_id_after_what_the_server_asks_for(ask: Ask, server: FakeServer) -> None:
     full = fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(60_000), pushback="100")
     server.script = [full, full, answers("ok")]
     begun = time.monotonic()
-    assert ask(server.target, "x" * 1_000_000).text == "ok"
+    assert ask("x" * 1_000_000).text == "ok"
     assert 0.2 <= time.monotonic() - begun < 5
-    assert len(server.requests) == 3
+    ask()
+    first, second, third, other = [request.request_id for request in server.requests]
+    assert first == second == third != other
+    assert min(len(first), len(other)) >= 32
 
 
 def test_what_is_too_large_is_told_with_both_sizes(ask: Ask, server: FakeServer) -> None:
     with pytest.raises(StatusError, match=r": the request has 5000\d\d\d bytes, and the server takes at most 4194304$"):
-        ask(server.target, "x" * 5_000_000)
+        ask("x" * 5_000_000)
     server.script = [answers("x" * 15 * 2**20), answers("x" * 17_000_000)]
-    assert len(ask(server.target).text) == 15 * 2**20
+    assert len(ask().text) == 15 * 2**20
     said = r": the answer has 17\d{6} bytes, and this client takes at most 16777216; raise it by channel_options="
     with pytest.raises(StatusError, match=said):
-        ask(server.target)
+        ask()
 
 
 def test_retries_end(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(20))]
     with pytest.raises(UnavailableError, match="full") as caught:
-        ask(server.target)
+        ask()
     assert (caught.value.reason, caught.value.retry_after) == ("QUEUE_FULL", 0.02)
     assert len(server.requests) == 3
-
-
-@pytest.mark.parametrize("policy", [NO_RETRY, RetryPolicy(max_attempts=0)])
-def test_retries_can_be_switched_off(ask: Ask, server: FakeServer, policy: RetryPolicy) -> None:
-    server.script = [fails(UNAVAILABLE, "full", pushback="1"), answers("ok")]
-    with pytest.raises(UnavailableError):
-        ask(server.target, retry=policy)
-    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("pushback", ["-1", "soon"])
 def test_the_server_can_forbid_retries(ask: Ask, server: FakeServer, pushback: str) -> None:
     server.script = [fails(UNAVAILABLE, "never", pushback=pushback), answers("ok")]
     with pytest.raises(UnavailableError) as caught:
-        ask(server.target)
+        ask()
     assert not caught.value.retryable
     assert len(server.requests) == 1
 
 
 def test_a_retry_that_would_come_too_late_is_not_made(ask: Ask, server: FakeServer) -> None:
     """The server, which knows the deadline, forbids it to gRPC."""
-    server.script = [fails(UNAVAILABLE, "full", retry_in(60_000), pushback="-1")]
-    begun = time.monotonic()
+    server.script = [fails(UNAVAILABLE, "full", retry_in(60_000), pushback="-1"), answers("ok")]
     with pytest.raises(UnavailableError) as caught:
-        ask(server.target, timeout=20)
-    assert time.monotonic() - begun < 15
+        ask(timeout=20)
     assert (caught.value.retryable, caught.value.retry_after) == (True, 60.0)
     assert len(server.requests) == 1
 
@@ -216,7 +192,7 @@ def test_a_retry_that_would_come_too_late_is_not_made(ask: Ask, server: FakeServ
 def test_an_answer_that_broke_off_is_not_retried(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "going down", reason("SHUTTING_DOWN"), after=["half an"]), answers("ok")]
     with pytest.raises(UnavailableError, match="going down") as caught:
-        ask(server.target)
+        ask()
     assert caught.value.request_id == server.requests[0].request_id
     assert len(server.requests) == 1
 
@@ -226,7 +202,7 @@ def test_the_deadline_ends_both_sides(ask: Ask, server: FakeServer, behaviour: o
     server.script = [behaviour]  # type: ignore[list-item]
     begun = time.monotonic()
     with pytest.raises(DeadlineError, match=rf"{server.target}: no complete answer within 0\.6 s"):
-        ask(server.target, timeout=0.6)
+        ask(timeout=0.6)
     assert 0.55 < time.monotonic() - begun < 5
     assert server.cancelled.wait(5)
 
@@ -234,7 +210,7 @@ def test_the_deadline_ends_both_sides(ask: Ask, server: FakeServer, behaviour: o
 def test_the_deadline_counts_all_attempts(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", pushback="200"), silent]
     with pytest.raises(DeadlineError, match=r"within 0\.8 s"):
-        ask(server.target, timeout=0.8)
+        ask(timeout=0.8)
     _, left = server.seconds_left
     assert left is not None
     assert left < 0.65  # of the second attempt
@@ -243,7 +219,7 @@ def test_the_deadline_counts_all_attempts(ask: Ask, server: FakeServer) -> None:
 def test_a_stream_without_an_end_is_an_error(ask: Ask, server: FakeServer) -> None:
     server.script = [unfinished]
     with pytest.raises(InternalError, match="without Finished"):
-        ask(server.target)
+        ask()
 
 
 def test_details_that_cannot_be_read_do_not_hide_the_error(ask: Ask, server: FakeServer) -> None:
@@ -253,13 +229,13 @@ def test_details_that_cannot_be_read_do_not_hide_the_error(ask: Ask, server: Fak
 
     server.script = [garbled]  # type: ignore[list-item]
     with pytest.raises(NotFoundError, match="no such thing"):
-        ask(server.target)
+        ask()
 
 
 def test_errors_survive_pickling(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(20))]
     with pytest.raises(UnavailableError) as caught:
-        ask(server.target, request_id="r")
+        ask(request_id="r")
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is UnavailableError
     assert (

@@ -1,29 +1,26 @@
-"""What the channel does by itself: it spreads requests over servers that are ready, and notices broken connections."""
+"""The channel: it spreads requests over servers that are ready, notices broken connections, and is closed."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
-import threading
+import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import grpc
+import psutil
 import pytest
 
-from draftwood_client import AsyncClient, Client, UnavailableError
+from draftwood_client import NO_RETRY, AsyncClient, Client, DraftwoodError, UnavailableError
 from draftwood_client.connection import Connection
 from draftwood_service.rpc.bound import options
 from draftwood_service.settings import Settings
-from tests.client.fake_server import FakeServer, hangs
+from tests.client.conftest import OWN_CONNECTION, Connect
+from tests.client.fake_server import Behaviour, FakeServer, answers, fails, hangs, reason
+from tests.memory.servers import Proxy, wait_for
 from tests.system.rollout.names import NAME, NameServer
 from tests.system.rollout.replicas import free_port
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def served(server: FakeServer, client: Client) -> bool:
@@ -45,9 +42,9 @@ def test_requests_go_round_the_servers_that_are_ready(server: FakeServer) -> Non
                 client.generate("x")
             assert (len(server.requests), len(other.requests)) == (6, 0)
             other.set_ready(True)
-            until(lambda: served(other, client))
+            wait_for(lambda: served(other, client), "a request to the other")
             server.set_ready(False)
-            until(lambda: served(other, client) and served(other, client))
+            wait_for(lambda: served(other, client) and served(other, client), "two requests to the other")
             before = len(server.requests)
             for _ in range(6):
                 client.generate("x")
@@ -76,12 +73,12 @@ def test_an_answer_goes_on_when_its_server_is_not_ready_any_more(server: FakeSer
             next(stream)
             server.set_ready(False)
             other.set_ready(False)
-            until(lambda: _refused(client))
+            wait_for(lambda: refused(client), "no server to be ready")
             assert not server.cancelled.is_set()
             assert not other.cancelled.is_set()
 
 
-def _refused(client: Client) -> bool:
+def refused(client: Client) -> bool:
     try:
         client.model_info()
     except UnavailableError:
@@ -89,55 +86,23 @@ def _refused(client: Client) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def proxied(port: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The address of a proxy to `port`, and a function after which it passes nothing on, with its connections open."""
-    broken = threading.Event()
-    listening = socket.create_server(("127.0.0.1", 0))
-    sockets, threads = [listening], []
-
-    def copy(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if not broken.is_set():
-                    target.sendall(data)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                ends = listening.accept()[0], socket.create_connection(("127.0.0.1", port))
-                sockets.extend(ends)
-                for pair in (ends, ends[::-1]):
-                    threads.append(threading.Thread(target=copy, args=pair))
-                    threads[-1].start()
-
-    threads.append(threading.Thread(target=accept))
-    threads[0].start()
-    try:
-        yield f"127.0.0.1:{listening.getsockname()[1]}", broken.set
-    finally:
-        for one in sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(5)
-        for one in sockets:
-            one.close()
-
-
 @pytest.mark.system
-def test_a_silently_broken_connection_is_noticed_after_a_long_silence() -> None:
+async def test_a_silently_broken_connection_is_noticed_after_a_long_silence() -> None:
     quick = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 500, "grpc.http2.ping_timeout_ms": 500}
     tolerant = [("grpc.http2.min_ping_interval_without_data_ms", 10)]
-    with FakeServer(options=tolerant) as server, proxied(server.port) as (target, break_it):
+    with FakeServer(options=tolerant) as server:
         server.script = [hangs("a")]
-        with Client(target, channel_options=quick, timeout=15) as client, client.stream("x") as stream:
-            next(stream)
-            time.sleep(4.0)  # as many pings without data, of which gRPC sends no more than two by default
-            break_it()
+        async with (
+            Proxy(server.port) as proxy,
+            AsyncClient(f"127.0.0.1:{proxy.port}", channel_options=quick, timeout=15) as client,
+            client.stream("x") as stream,
+        ):
+            await anext(stream)
+            await asyncio.sleep(4.0)  # as many pings without data, of which gRPC sends no more than two by default
+            proxy.open.clear()
             begun = time.monotonic()
             with pytest.raises(UnavailableError):
-                next(stream)
+                await anext(stream)
             assert time.monotonic() - begun < 7
 
 
@@ -151,7 +116,7 @@ def test_pings_of_the_client_are_within_what_the_server_accepts() -> None:
 
 
 @pytest.mark.system
-async def test_new_addresses_of_a_name_are_found_though_they_change_every_few_seconds() -> None:
+async def test_a_request_outlasts_the_lookup_of_a_name_whose_only_server_was_replaced_again_and_again() -> None:
     hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     names, port = NameServer({}), free_port(hosts)
     authority = await names.start()
@@ -159,24 +124,49 @@ async def test_new_addresses_of_a_name_are_found_though_they_change_every_few_se
         for host in hosts:
             names.hosts = {NAME: [host]}
             with FakeServer(address=f"{host}:{port}") as server:
-                deadline = time.monotonic() + 15
-                while not server.requests:
-                    with contextlib.suppress(UnavailableError):
-                        await client.generate("x")
-                    assert time.monotonic() < deadline
+                await client.generate("x")
+                assert len(server.requests) == 1
     names.close()
 
 
-@pytest.mark.system
-async def test_a_request_outlasts_the_lookup_of_a_name_whose_only_server_was_replaced() -> None:
-    hosts = ["127.0.0.1", "127.0.0.2"]
-    names, port = NameServer({NAME: hosts[:1]}), free_port(hosts)
-    authority = await names.start()
-    async with AsyncClient(f"dns://{authority}/{NAME}:{port}", timeout=20) as client:
-        with FakeServer(address=f"{hosts[0]}:{port}"):
-            await client.generate("x")
-        names.hosts[NAME] = hosts[1:]
-        with FakeServer(address=f"{hosts[1]}:{port}") as server:
-            await client.generate("x")
-            assert len(server.requests) == 1
-    names.close()
+ENDINGS = [
+    pytest.param(answers("a", "b"), None, id="finished"),
+    pytest.param(hangs("a"), None, id="left"),
+    pytest.param(hangs("a"), 0.1, id="late"),
+    pytest.param(fails(grpc.StatusCode.INVALID_ARGUMENT, "no", reason("INVALID_VALUE")), None, id="refused"),
+    pytest.param(fails(grpc.StatusCode.INTERNAL, "oh", after=["a"]), None, id="broken"),
+]
+
+
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def connections(server: FakeServer) -> int:
+    """Clients' ends of connections to the server."""
+    ends = psutil.Process().net_connections(kind="tcp")
+    return sum(bool(end.raddr) and end.raddr.port == server.port and end.status == "ESTABLISHED" for end in ends)
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize(("behaviour", "deadline"), ENDINGS)
+async def test_no_connection_is_left(
+    connect: Connect, server: FakeServer, behaviour: Behaviour, deadline: float | None
+) -> None:
+    async def ask() -> None:
+        async with connect(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
+            with contextlib.suppress(DraftwoodError):
+                async with client.stream("x", timeout=deadline) as stream:
+                    async for _ in stream:
+                        if deadline is None:
+                            assert connections(server) == 1
+                            break
+
+    server.script = [behaviour]
+    for _ in range(5):
+        await ask()
+    await asyncio.to_thread(wait_for, lambda: connections(server) == 0, "the end of all connections")

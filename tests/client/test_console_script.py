@@ -103,17 +103,6 @@ def test_ctrl_c_is_quiet_while_the_client_is_imported() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_ctrl_c_in_a_text_that_is_executed_has_the_usual_status(tmp_path: Path) -> None:
-    """`python -m` ends itself by the signal then, even if it was handled."""
-    (tmp_path / "interrupted.py").write_text(
-        "import atexit, draftwood_command, draftwood_client.cli as cli\n"
-        "cli.main = lambda: (atexit.register(print, 'cleaned up'), exec('raise KeyboardInterrupt'))\n"
-        "draftwood_command.main()"
-    )
-    done = subprocess.run([sys.executable, "-m", "interrupted"], capture_output=True, timeout=60, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"cleaned up\n", b"")
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["info"], ["chat", "x"], ["chat"], ["complete", "x", "--json"], ["models"]]

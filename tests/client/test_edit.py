@@ -6,17 +6,15 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import ParseDict
-from typer.testing import Result
 
 from draftwood.admin.v1 import tenants_pb2 as pb
+from tests.client.conftest import Cli
 from tests.client.fake_admin import FakeAdmin
 
-Run = Callable[..., Result]
 Edits = list[list[tuple[str, str]]]
 
 EDITOR = """\
@@ -74,7 +72,7 @@ def no_files_left(tmp_path: Path) -> bool:
     return not list((tmp_path / "tmp").iterdir())
 
 
-def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Run, editor: Editor, tmp_path: Path) -> None:
+def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path) -> None:
     value = editor.script(
         [[("weight: 2", "weight: 3"), ("  maxNodes: 4\n", ""), ("strategy: trie", "strategy: hybrid")]]
     )
@@ -96,13 +94,13 @@ def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Run, editor: 
 
 
 @pytest.mark.parametrize("edits", [[], [("weight: 2", "weight: 2  # two")], [("", "# nothing\n")]])
-def test_nothing_changed(admin: FakeAdmin, run_admin: Run, editor: Editor, edits: list[tuple[str, str]]) -> None:
+def test_nothing_changed(admin: FakeAdmin, run_admin: Cli, editor: Editor, edits: list[tuple[str, str]]) -> None:
     result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([edits]))
     assert (result.stdout, result.exit_code) == ("nothing changed\n", 0)
     assert admin.tenants.writes == []
 
 
-def test_an_error_opens_the_editor_again(admin: FakeAdmin, run_admin: Run, editor: Editor, tmp_path: Path) -> None:
+def test_an_error_opens_the_editor_again(admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path) -> None:
     steps: Edits = [
         [("weight: 2", "weight: [")],
         [("weight: [", "wait: 3")],
@@ -124,14 +122,7 @@ def test_an_error_opens_the_editor_again(admin: FakeAdmin, run_admin: Run, edito
     assert no_files_left(tmp_path)
 
 
-def test_closing_the_editor_with_the_error_gives_up(admin: FakeAdmin, run_admin: Run, editor: Editor) -> None:
-    result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([[("weight: 2", "weight: 500")], []]))
-    assert result.stderr.startswith("error: tenant: nothing was saved; tenant.weight: 500 is not allowed")
-    assert result.exit_code == 2
-    assert admin.tenants.writes == []
-
-
-def test_a_conflict_keeps_both_changes(admin: FakeAdmin, run_admin: Run, editor: Editor, tmp_path: Path) -> None:
+def test_a_conflict_keeps_both_changes(admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path) -> None:
     def interfere() -> None:
         other = admin.tenants.held["tenants/acme"]
         other.etag, other.description, other.drafting.max_nodes = "b", "by another", 9
@@ -152,14 +143,12 @@ def test_a_conflict_keeps_both_changes(admin: FakeAdmin, run_admin: Run, editor:
     assert no_files_left(tmp_path)
 
 
-def test_after_a_conflict_the_text_can_be_left(admin: FakeAdmin, run_admin: Run, editor: Editor) -> None:
-    admin.tenants.before_write = lambda: setattr(admin.tenants.held["tenants/acme"], "etag", "b")
-    value = editor.script([[("weight: 2", "weight: 3")]])
-    assert run_admin("tenant", "edit", "acme", VISUAL=value, stdin="n\n").exit_code == 1
-    assert admin.tenants.writes == []
-
-
-def test_an_editor_that_fails(admin: FakeAdmin, run_admin: Run, editor: Editor, tmp_path: Path) -> None:
+def test_without_a_saved_text_nothing_changes(
+    admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([[("weight: 2", "weight: 500")], []]))
+    assert result.stderr.startswith("error: tenant: nothing was saved; tenant.weight: 500 is not allowed")
+    assert result.exit_code == 2
     result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([[("EXIT", "3")]]))
     assert "ended with status 3; nothing was saved" in result.stderr
     result = run_admin("tenant", "edit", "acme", VISUAL="/no/such/editor")
@@ -167,17 +156,15 @@ def test_an_editor_that_fails(admin: FakeAdmin, run_admin: Run, editor: Editor, 
     assert (result.stderr.count("\n"), result.exit_code) == (1, 2)
     result = run_admin("tenant", "edit", "acme", VISUAL="", EDITOR="", PATH="/nowhere")
     assert result.stderr == "error: EDITOR: is not set, and there is neither vi nor nano\n"
-    assert admin.tenants.writes == []
-    assert no_files_left(tmp_path)
+    admin.tenants.before_write = lambda: setattr(admin.tenants.held["tenants/acme"], "etag", "b")
+    value = editor.script([[("weight: 2", "weight: 3")]])
+    assert run_admin("tenant", "edit", "acme", VISUAL=value, stdin="n\n").exit_code == 1
 
-
-def test_ctrl_c_is_quiet(
-    admin: FakeAdmin, run_admin: Run, editor: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def interrupted(*args: object, **arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("draftwood_client.cli.admin.editing.subprocess.run", interrupted)
     result = run_admin("tenant", "edit", "acme", VISUAL="any")
     assert (result.output, result.exit_code) == ("", 130)
+    assert admin.tenants.writes == []
     assert no_files_left(tmp_path)

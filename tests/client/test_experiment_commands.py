@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from google.protobuf.json_format import ParseDict
-from typer.testing import Result
 
 from draftwood.admin.v1 import experiments_pb2 as xp
-from draftwood.admin.v1 import tenants_pb2
+from tests.client.conftest import Cli
 from tests.client.fake_admin import FakeAdmin
-
-Run = Callable[..., Result]
 
 CREATE = (
     *("experiment", "create", "trie-vs-hybrid", "--arm", "control=trie"),
@@ -25,7 +21,7 @@ CREATE = (
 
 
 @pytest.fixture
-def made(admin: FakeAdmin, run_admin: Run) -> xp.Experiment:
+def made(admin: FakeAdmin, run_admin: Cli) -> xp.Experiment:
     assert run_admin(*CREATE).exit_code == 0
     experiment: xp.Experiment = admin.experiments.held["experiments/trie-vs-hybrid"]
     return experiment
@@ -42,7 +38,7 @@ def test_create_from_options(made: xp.Experiment) -> None:
     assert made.state == xp.EXPERIMENT_STATE_DRAFT
 
 
-def test_create_from_a_file_with_options(admin: FakeAdmin, run_admin: Run, tmp_path: Path) -> None:
+def test_create_from_a_file_with_options(admin: FakeAdmin, run_admin: Cli, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("name: experiments/x\ncoverage: 0.1\nstate: running\narms: [{id: a}, {id: b, memory: forked}]\n")
     assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2", "--dry-run").exit_code == 0
@@ -71,14 +67,14 @@ def test_create_from_a_file_with_options(admin: FakeAdmin, run_admin: Run, tmp_p
         (["--arm", "a=trie"], "experiment.arms: 1 of them; 2 to 8 are needed", 1),
     ],
 )
-def test_wrong_options(admin: FakeAdmin, run_admin: Run, options: list[str], problem: str, status: int) -> None:
+def test_wrong_options(admin: FakeAdmin, run_admin: Cli, options: list[str], problem: str, status: int) -> None:
     result = run_admin("experiment", "create", "x", *options)
     assert result.stderr.startswith(f"error: {problem}")
     assert (result.stderr.count("\n"), result.exit_code) == (1, status)
     assert admin.experiments.held == {}
 
 
-def test_list_and_show(made: xp.Experiment, run_admin: Run) -> None:
+def test_list_and_show(made: xp.Experiment, run_admin: Cli) -> None:
     head, row = run_admin("experiment", "list").stdout.splitlines()
     assert head.split()[:5] == ["experiment", "state", "arms", "unit", "coverage"]
     assert row.split() == ["trie-vs-hybrid", "draft", "control,", "hybrid", "session", "50%", "acme,", "beta", "-", "-"]
@@ -87,22 +83,21 @@ def test_list_and_show(made: xp.Experiment, run_admin: Run) -> None:
     shown = run_admin("experiment", "show", made.name.partition("/")[2]).stdout
     assert "# state: EXPERIMENT_STATE_DRAFT\n" in shown
     assert yaml.safe_load(shown)["arms"][1]["drafting"]["options"] == {"branch_length": 8, "learn": "both"}
-    assert json.loads(run_admin("experiment", "show", "trie-vs-hybrid", "--json").stdout) == listed
 
 
-def test_set_and_apply(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
+def test_set(admin: FakeAdmin, made: xp.Experiment, run_admin: Cli) -> None:
+    """As a tenant's; but it makes no experiment."""
     settings = ["coverage=1", "tenants=acme", "guardrails.reportOnly=true", "burnIn=null"]
     assert run_admin("experiment", "set", "trie-vs-hybrid", *settings).exit_code == 0
     stored = admin.experiments.held[made.name]
     assert (stored.coverage, [*stored.tenants], stored.guardrails.report_only) == (1, ["acme"], True)
     assert not stored.HasField("burn_in")
-    file = run_admin("experiment", "show", "trie-vs-hybrid").stdout.replace("coverage: 1", "coverage: 0.7")
-    applied = run_admin("experiment", "apply", "-f", "-", stdin=file).stdout
-    assert applied == "experiment trie-vs-hybrid changed\n  coverage: 1 -> 0.7\n"
     assert "arms is a list" in run_admin("experiment", "set", "trie-vs-hybrid", "arms.a=1").stderr
+    assert run_admin("experiment", "set", "none", "coverage=1").stderr == "error: experiments/none: does not exist\n"
+    assert [*admin.experiments.held] == [made.name]
 
 
-def test_start_stop_conclude_delete(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
+def test_start_stop_conclude_delete(admin: FakeAdmin, made: xp.Experiment, run_admin: Cli) -> None:
     name = "trie-vs-hybrid"
     assert run_admin("experiment", "start", name, "--dry-run").stdout == f"experiment {name} would be running\n"
     assert run_admin("experiment", "start", name).stdout == f"experiment {name} is running\n"
@@ -145,7 +140,10 @@ def reported(admin: FakeAdmin, made: xp.Experiment) -> xp.ExperimentReport:
     return report
 
 
-def test_report(reported: xp.ExperimentReport, run_admin: Run) -> None:
+def test_report(reported: xp.ExperimentReport, run_admin: Cli) -> None:
+    value = json.loads(run_admin("experiment", "report", "trie-vs-hybrid", "--json").stdout)
+    assert ParseDict(value, xp.ExperimentReport()) == reported
+    assert (value["arms"][0]["errors"], value["sampleRatioMismatch"]) == (0, False)
     shown = run_admin("experiment", "report", "trie-vs-hybrid").stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0].startswith("trie-vs-hybrid: draft; unit session; 50% of them; tenants acme, beta; the first 5m not")
@@ -164,7 +162,7 @@ def test_report(reported: xp.ExperimentReport, run_admin: Run) -> None:
         assert line in lines
 
 
-def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Run) -> None:
+def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Cli) -> None:
     reported.sample_ratio_mismatch = True
     reported.violations.add(arm="hybrid", guardrail="ttft", reason="TTFT [bold]is 30% longer")
     shown = run_admin("experiment", "report", "trie-vs-hybrid").stdout
@@ -177,15 +175,9 @@ def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Run
     assert run_admin("experiment", "report", "trie-vs-hybrid").stdout.endswith("hybrid is faster than control.\n")
 
 
-def test_report_as_json(reported: xp.ExperimentReport, run_admin: Run) -> None:
-    value = json.loads(run_admin("experiment", "report", "trie-vs-hybrid", "--json").stdout)
-    assert ParseDict(value, xp.ExperimentReport()) == reported
-    assert (value["arms"][0]["errors"], value["sampleRatioMismatch"]) == (0, False)
-
-
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_watch_shows_the_report_again_until_ctrl_c(
-    reported: xp.ExperimentReport, run_admin: Run, monkeypatch: pytest.MonkeyPatch, form: list[str]
+    reported: xp.ExperimentReport, run_admin: Cli, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
     waits: list[float] = []
 
@@ -199,14 +191,3 @@ def test_watch_shows_the_report_again_until_ctrl_c(
     result = run_admin("experiment", "report", "trie-vs-hybrid", "--watch", *form)
     assert (waits, result.exit_code, result.stderr) == ([3.0, 3.0], 0, "")
     assert result.stdout.index("hybrid is faster than control.") < result.stdout.index("hybrid is slower now.")
-
-
-def test_set_makes_no_experiment_and_changes_none_of_the_file(
-    admin: FakeAdmin, made: xp.Experiment, run_admin: Run
-) -> None:
-    assert run_admin("experiment", "set", "none", "coverage=1").stderr == "error: experiments/none: does not exist\n"
-    assert [*admin.experiments.held.values()] == [made]
-    made.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
-    result = run_admin("experiment", "set", "trie-vs-hybrid", "coverage=1")
-    assert result.stderr == "error: experiments/trie-vs-hybrid: is defined in the servers' tenants file\n"
-    assert result.exit_code == 1

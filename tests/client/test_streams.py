@@ -1,23 +1,27 @@
-"""Streams of both clients: deltas one by one, every way to cancel, and many at once."""
+"""Both clients: deltas one by one, every way to cancel, many streams at once; calls that are no streams."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from draftwood_client import (
     AsyncClient,
+    Client,
     ClientClosedError,
+    DeadlineError,
     DraftTree,
     InvalidRequestError,
     RequestCancelledError,
     RetryPolicy,
+    Tokenization,
 )
-from tests.client.conftest import Connect
+from tests.client.conftest import QUICK, Connect
 from tests.client.fake_server import FakeServer, answers, fails, hangs
 
 
@@ -103,21 +107,6 @@ async def test_cancelling_the_task_cancels_the_request(server: FakeServer) -> No
         assert await saw_cancel(server)
 
 
-async def test_asyncio_timeouts_stay_asyncio_timeouts(server: FakeServer) -> None:
-    server.script = [hangs("a")]
-    async with AsyncClient(server.target) as client:
-
-        async def generate_until_it_has_arrived() -> None:
-            async with asyncio.timeout(None) as limit:
-                arrival = asyncio.create_task(asyncio.to_thread(server.arrived.wait, 10))
-                arrival.add_done_callback(lambda _: limit.reschedule(0.0))
-                await client.generate("x")
-
-        with pytest.raises(TimeoutError):
-            await generate_until_it_has_arrived()
-        assert await saw_cancel(server)
-
-
 async def test_closing_the_client_ends_its_streams(server: FakeServer) -> None:
     server.script = [hangs("a")]
     client = AsyncClient(server.target)
@@ -149,3 +138,51 @@ async def test_one_client_serves_many_at_once(connect: Connect, server: FakeServ
     assert {completion.text for completion in completions} == {"ab"}
     assert sorted(request.text for request in server.requests) == sorted(map(str, range(20)))
     assert {request.tenant for request in server.requests} == {"acme"}
+
+
+async def test_unary_calls(connect: Connect, server: FakeServer) -> None:
+    server.unavailable_calls = 1
+    async with connect(server.target, retry=QUICK) as client:
+        assert await client.tokenize("äb") == Tokenization(token_ids=[228, 98], tokens=["ä", "b"])
+        assert (await client.tokenize([{"role": "user", "content": "b"}])).tokens[-1] == "b"
+        assert await client.detokenize([228, 98]) == "äb"
+        info = await client.model_info()
+    assert (info.model, [*info.strategies], [*info.eos_token_ids]) == ("fake", ["none", "trie"], [2])
+    assert (info.dtype, info.weights) == ("bfloat16", "int8")
+
+
+async def test_waits_until_the_server_is_ready(connect: Connect, server: FakeServer) -> None:
+    server.unavailable_calls = 3
+    async with connect(server.target, retry=RetryPolicy(max_attempts=1)) as client:
+        assert (await client.wait_until_ready(10)).model == "fake"
+        server.unavailable_calls = 10**6
+        with pytest.raises(DeadlineError, match=r"not ready within 1 s: the model is loading"):
+            await client.wait_until_ready(1)
+
+
+def test_waits_for_a_server_that_is_not_there_yet() -> None:
+    late = FakeServer()  # has its port, and does not listen before it is entered
+    with ThreadPoolExecutor(1) as pool, Client(late.target) as client:
+        waiting = pool.submit(client.wait_until_ready, 20)
+        time.sleep(0.3)
+        assert not waiting.done()
+        with late:
+            assert waiting.result(20).model == "fake"
+
+
+def test_can_be_made_outside_of_the_loop(server: FakeServer) -> None:
+    client = AsyncClient(server.target)
+
+    async def ask() -> str:
+        async with client:
+            return (await client.generate("x")).text
+
+    assert asyncio.run(ask()) == "Hello, wörld!"
+
+
+def test_a_closed_client_says_so(server: FakeServer) -> None:
+    client = Client(server.target)
+    client.close()
+    client.close()
+    with pytest.raises(ClientClosedError, match=f"Client\\('{server.target}'\\) is closed"):
+        client.generate("x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import yaml
 from google.protobuf.json_format import ParseDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import Result
 
 from draftwood.admin.v1 import tenants_pb2 as pb
+from tests.client.conftest import Cli
 from tests.client.fake_admin import FakeAdmin
-
-Run = Callable[..., Result]
 
 ACME = {
     "name": "tenants/acme",
@@ -41,7 +38,11 @@ def stored(admin: FakeAdmin, name: str = "acme") -> pb.Tenant:
     return tenant
 
 
-def test_list(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
+def test_list(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant) -> None:
+    del admin.tenants.held["tenants/acme"]
+    assert run_admin("tenant", "list").stdout == "no tenants\n"
+    assert json.loads(run_admin("tenant", "list", "--json").stdout) == {"tenants": []}
+    admin.tenants.held["tenants/acme"] = acme
     admin.tenants.page = 1
     admin.tenants.held["tenants/beta"] = pb.Tenant(name="tenants/beta", origin=pb.RESOURCE_ORIGIN_FILE)
     head, first, second = run_admin("tenant", "list").stdout.splitlines()
@@ -53,12 +54,7 @@ def test_list(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
     assert [tenant["name"] for tenant in listed["tenants"]] == ["tenants/acme", "tenants/beta"]
 
 
-def test_an_empty_list(run_admin: Run) -> None:
-    assert run_admin("tenant", "list").stdout == "no tenants\n"
-    assert json.loads(run_admin("tenant", "list", "--json").stdout) == {"tenants": []}
-
-
-def test_show_prints_what_apply_takes(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant, tmp_path: Path) -> None:
+def test_show_prints_what_apply_takes(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant, tmp_path: Path) -> None:
     shown = run_admin("tenant", "show", "acme").stdout
     assert yaml.safe_load(shown) == {name: ACME[name] for name in ACME if name not in ("etag", "origin")}
     assert "# etag: a\n" in shown
@@ -69,7 +65,7 @@ def test_show_prints_what_apply_takes(admin: FakeAdmin, run_admin: Run, acme: pb
     assert admin.tenants.writes == []
 
 
-def test_create_from_fields_and_a_file(admin: FakeAdmin, run_admin: Run, tmp_path: Path) -> None:
+def test_create_from_fields_and_a_file(admin: FakeAdmin, run_admin: Cli, tmp_path: Path) -> None:
     file = tmp_path / "beta.yaml"
     file.write_text("name: beta\nquotas: {requests_per_minute: 60}\nlearning: {idleTtl: 1h30m, scope: nothing}\n")
     dry = run_admin("tenant", "create", "-f", str(file), "weight=0.5", "--dry-run")
@@ -85,7 +81,7 @@ def test_create_from_fields_and_a_file(admin: FakeAdmin, run_admin: Run, tmp_pat
     assert run_admin("tenant", "create").stderr.startswith("error: NAME: must be given")
 
 
-def test_set_changes_the_named_fields_only(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
+def test_set_changes_the_named_fields_only(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant) -> None:
     settings = ["drafting.strategy=hybrid", "drafting.options.branch_length=4", "drafting.options.learn=both"]
     more = ["quotas.requestsPerMinute=600", "learning.idle_ttl=null", "allowDraftOverride=false", "description=5"]
     result = run_admin("tenant", "set", "acme", *settings, *more)
@@ -105,7 +101,7 @@ def test_set_changes_the_named_fields_only(admin: FakeAdmin, run_admin: Run, acm
     ]
 
 
-def test_set_gives_a_tenant_a_configuration(admin: FakeAdmin, run_admin: Run) -> None:
+def test_set_gives_a_tenant_a_configuration(admin: FakeAdmin, run_admin: Cli) -> None:
     dry = run_admin("tenant", "set", "new", "weight=2", "--dry-run")
     assert dry.stdout == "tenant new would be created\n  weight: 2\n"
     assert admin.tenants.held == {}
@@ -113,7 +109,7 @@ def test_set_gives_a_tenant_a_configuration(admin: FakeAdmin, run_admin: Run) ->
     assert (stored(admin, "new").weight, dict(stored(admin, "new").drafting.options)) == (2, {"learn": "both"})
 
 
-def test_set_keeps_what_another_changed_at_the_same_time(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
+def test_set_keeps_what_another_changed_at_the_same_time(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant) -> None:
     def interfere() -> None:
         other = stored(admin)
         other.drafting.options["capacity"] = 7
@@ -124,10 +120,10 @@ def test_set_keeps_what_another_changed_at_the_same_time(admin: FakeAdmin, run_a
     assert dict(stored(admin).drafting.options) == {"branch_length": 4, "capacity": 7}
 
 
-def test_a_dry_run_changes_nothing(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
-    result = run_admin("tenant", "set", "acme", "weight=3", "--dry-run")
-    assert result.stdout == "tenant acme would be changed\n  weight: 2 -> 3\n"
-    assert json.loads(run_admin("tenant", "set", "acme", "weight=3", "--dry-run", "--json").stdout)["weight"] == 3
+def test_a_dry_run_changes_nothing(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant) -> None:
+    setting = ("tenant", "set", "acme", "weight=3", "--dry-run")
+    assert run_admin(*setting).stdout == "tenant acme would be changed\n  weight: 2 -> 3\n"
+    assert json.loads(run_admin(*setting, "--json").stdout)["weight"] == 3
     assert run_admin("tenant", "delete", "acme", "--dry-run").stdout == "tenant acme would be deleted\n"
     assert admin.tenants.writes == []
 
@@ -150,14 +146,14 @@ def test_a_dry_run_changes_nothing(admin: FakeAdmin, run_admin: Run, acme: pb.Te
         ("drafting=trie", "drafting: must be a mapping of fields, not 'trie'"),
     ],
 )
-def test_wrong_settings(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant, setting: str, problem: str) -> None:
+def test_wrong_settings(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant, setting: str, problem: str) -> None:
     result = run_admin("tenant", "set", "acme", setting)
     assert result.stderr.startswith(f"error: {problem}")
     assert (result.stderr.count("\n"), result.exit_code) == (1, 2)
     assert admin.tenants.writes == []
 
 
-def test_apply_creates_changes_and_leaves(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant, tmp_path: Path) -> None:
+def test_apply_creates_changes_and_leaves(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant, tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     file.write_text("tenants:\n- {name: tenants/acme, weight: 2, drafting: {strategy: trie}}\n- {name: beta}\n")
     dry = run_admin("tenant", "apply", "-f", str(file), "--dry-run").stdout
@@ -188,7 +184,7 @@ def test_apply_creates_changes_and_leaves(admin: FakeAdmin, run_admin: Run, acme
         ("tenants: 3\n", "FILE: tenants must be a list"),
     ],
 )
-def test_wrong_files(admin: FakeAdmin, run_admin: Run, tmp_path: Path, text: str, problem: str) -> None:
+def test_wrong_files(admin: FakeAdmin, run_admin: Cli, tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
     result = run_admin("tenant", "apply", "-f", str(file))
@@ -198,7 +194,7 @@ def test_wrong_files(admin: FakeAdmin, run_admin: Run, tmp_path: Path, text: str
     assert admin.tenants.held == {}
 
 
-def test_delete_asks(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
+def test_delete_asks(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant) -> None:
     assert run_admin("tenant", "delete", "acme", stdin="n\n").exit_code == 1
     assert "tenants/acme" in admin.tenants.held
     assert run_admin("tenant", "delete", "acme", "--yes").stdout == "tenant acme deleted\n"
@@ -206,7 +202,7 @@ def test_delete_asks(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
     assert run_admin("tenant", "delete", "acme", "--yes", "--allow-missing").exit_code == 0
 
 
-def test_check_a_tenants_file(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant, tmp_path: Path) -> None:
+def test_check_a_tenants_file(admin: FakeAdmin, run_admin: Cli, acme: pb.Tenant, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text(
         "tenants:\n- {name: tenants/acme, weight: 3}\n- {name: tenants/b, weight: 500}\n- {name: tenants/acme}\n- 1\n"
@@ -238,7 +234,7 @@ ANYTHING: st.SearchStrategy[object] = st.recursive(
 
 @given(st.dictionaries(FIELDS, ANYTHING, max_size=4).map(json.dumps) | st.text(max_size=20))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_is_applied_or_one_error(run_admin: Run, tmp_path: Path, text: str) -> None:
+def test_any_file_is_applied_or_one_error(run_admin: Cli, tmp_path: Path, text: str) -> None:
     (tmp_path / "any").write_text(text, encoding="utf-8")
     applied = run_admin("tenant", "apply", "-f", str(tmp_path / "any"))
     assert applied.exit_code in (0, 1, 2)

@@ -41,7 +41,7 @@ from draftwood_service.starting import require_driver
 from tests.certificates import make_certificate
 from tests.helm.chart import VALUES, Document, pod_templates, read, render
 from tests.helm.pods import POD, WORKER, Cluster, Container, Place
-from tests.memory.servers import Valkey, cluster, free_port, tls_front
+from tests.memory.servers import Proxy, Valkey, cluster, free_port
 from tests.service.auth.issuer import public_keys, token
 
 _START_SECONDS = 300.0
@@ -230,7 +230,7 @@ def _tls_front(port: int, to: int, certificate: tuple[Path, Path]) -> Iterator[N
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    front = tls_front(to, certificate, port, mutual=True)
+    front = Proxy(to, certificate, port, mutual=True)
     asyncio.run_coroutine_threadsafe(front.__aenter__(), loop).result(10)
     try:
         yield

@@ -28,3 +28,9 @@ def evicts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories that are too many or too large are evicted in the next round, whoever waits for them."""
     monkeypatch.setattr("draftwood_memory.memory_thread._EVICT_SECONDS", 0.0)
     monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+
+
+@pytest.fixture
+def checks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memories in use are compared with the store's in each round."""
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)

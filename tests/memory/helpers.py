@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient, RedisTls, StrategyKey
+from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides, RedisClient, RedisTls, StrategyKey
 from draftwood_memory.memory import MemoryOperation
+from draftwood_memory.operations import FillMemory, FillProgress
+from draftwood_memory.records import Kind
 from draftwood_memory.resident import Resident
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.naming import stream_key
@@ -91,6 +93,15 @@ async def stopped(memory: Memory) -> None:
     """Stops a memory, and waits until its thread has ended, which `Memory.stop` does for some seconds only."""
     await asyncio.to_thread(memory.stop)
     await asyncio.to_thread(memory.thread._thread.join)
+
+
+def fill(
+    tenant: str, *texts: SequenceOf[int], progress: FillProgress | None = None, overrides: MemoryOverrides | None = None
+) -> FillMemory:
+    """An import of texts."""
+    sequences = [tokens_of(*text) for text in texts]
+    name, progress, overrides = MemoryName(tenant), progress or FillProgress(), overrides or MemoryOverrides()
+    return FillMemory(name, Kind.CORPUS, sequences, progress, overrides)
 
 
 async def perform(operation: MemoryOperation[Result], memory: Memory) -> Result:

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -60,10 +60,10 @@ class Valkey:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, *more: str) -> None:
+    def start(self) -> None:
         arguments = ["--port", str(self.port), "--dir", str(self.folder), "--save", "", "--bind", "127.0.0.1"]
         self._process = subprocess.Popen(
-            [str(binary()), *arguments, *self._flags, *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [str(binary()), *arguments, *self._flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         wait_for(lambda: _answers(self.port), f"port {self.port}")
 
@@ -105,14 +105,14 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) ->
 
 
 @contextlib.contextmanager
-def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
-    """A Sentinel that watches a master; its port."""
+def sentinel(master: Valkey) -> Iterator[int]:
+    """A Sentinel that watches a master as the group "dw"; its port."""
     port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="draftwood-sentinel-"))
     config = folder / "sentinel.conf"
     config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {group} 127.0.0.1 {master.port} 1\n"
-        f"sentinel down-after-milliseconds {group} 400\nsentinel failover-timeout {group} 2000\n"
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor dw 127.0.0.1 {master.port} 1\n"
+        f"sentinel down-after-milliseconds dw 400\nsentinel failover-timeout dw 2000\n"
     )
     process = subprocess.Popen(
         [str(binary()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -127,17 +127,16 @@ def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def cluster(size: int = 3, *flags: str, persistent: bool = False, port: int | None = None) -> Iterator[list[Valkey]]:
-    """Masters with equal shares of the slots, once all of them report that the cluster is ok.
+def cluster(*flags: str, persistent: bool = False, port: int | None = None) -> Iterator[list[Valkey]]:
+    """Three masters with equal shares of the slots, once all of them report that the cluster is ok.
 
     Args:
         port: of the first; None for any.
     """
     flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", *flags)
     with contextlib.ExitStack() as stack:
-        ports = [port, *[None] * (size - 1)]
-        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent, port=one)) for one in ports]
-        bounds = [16384 * i // size for i in range(size + 1)]
+        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent, port=one)) for one in (port, None, None)]
+        bounds = [16384 * i // 3 for i in range(4)]
         for node, start, end in zip(nodes, bounds[:-1], bounds[1:], strict=True):
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
         for node in nodes[1:]:
@@ -152,55 +151,13 @@ def _ok(node: Valkey) -> bool:
     return b"cluster_state:ok" in info and b"cluster_known_nodes:1\r" not in info
 
 
-@contextlib.asynccontextmanager
-async def tls_front(to: int, certificate: tuple[Path, Path], port: int = 0, mutual: bool = False) -> AsyncIterator[int]:
-    """TLS in front of a server without it: the port.
+class Proxy:
+    """Between clients and a server: blocks, resets, delays or encrypts connections. An async context manager.
 
     Args:
-        to: the server's port.
-        certificate: it and its key.
+        certificate: it and its key; None for no TLS.
         port: to listen on; 0 for any.
         mutual: clients need a certificate, of this one as an authority.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    if mutual:
-        context.load_verify_locations(certificate[0])
-        context.verify_mode = ssl.CERT_REQUIRED
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        there, back = await asyncio.open_connection("127.0.0.1", to)
-        try:
-            await asyncio.gather(_copy(reader, back), _copy(there, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            tasks.discard(task)
-            for one in (writer, back):
-                one.transport.abort()
-
-    front = await asyncio.start_server(serve, "127.0.0.1", port, ssl=context)
-    try:
-        yield front.sockets[0].getsockname()[1]
-    finally:
-        front.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-
-
-class Proxy:
-    """Between clients and a server: blocks, resets and delays connections. An async context manager.
 
     Attributes:
         to: port of the server that new connections lead to.
@@ -209,9 +166,17 @@ class Proxy:
         reset_after: bytes to the server after which each connection is reset; None for never.
     """
 
-    def __init__(self, port: int) -> None:
-        self.to = port
-        self.port = 0
+    def __init__(
+        self, to: int, certificate: tuple[Path, Path] | None = None, port: int = 0, mutual: bool = False
+    ) -> None:
+        self.to = to
+        self.port = port
+        self._tls: ssl.SSLContext | None = None
+        if certificate is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(*certificate)
+            self._tls.load_verify_locations(certificate[0])
+            self._tls.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
         self.delay = 0.0
         self.open = asyncio.Event()
         self.open.set()
@@ -224,7 +189,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -247,7 +212,7 @@ class Proxy:
         finally:
             self._tasks.discard(task)
             for one in (writer, *([back] if "back" in locals() else [])):
-                one.close()
+                one.transport.abort()
                 with contextlib.suppress(OSError):
                     await one.wait_closed()
 

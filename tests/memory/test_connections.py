@@ -20,7 +20,7 @@ from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 from draftwood_memory.store.embedded import EmbeddedServer, binary
 from tests.certificates import make_certificate
 from tests.memory.helpers import agreed, learn_output, numbers, replicas, stored, until
-from tests.memory.servers import Valkey, alive, tls_front, wait_for
+from tests.memory.servers import Proxy, Valkey, alive, wait_for
 
 
 @pytest.mark.parametrize(
@@ -41,46 +41,42 @@ def test_urls(url: str, description: str) -> None:
     assert RedisClient(url).description == description
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["", "h:6379", "http://h", "redis://", "redis://:secret@", "redis://a,b", "redis+cluster://h/3",
-     "redis+sentinel://h", "redis://secret@h:port", "redis://secret@h/db",
-     "redis+sentinel://h:port/main?sentinel_password=secret"],
-)  # fmt: skip
-def test_bad_urls_are_refused_without_their_password(url: str) -> None:
-    with pytest.raises(InvalidSettingError, match="store") as raised:
-        RedisClient(url)
-    assert "secret" not in str(raised.value)
+HOST = "each host must be HOST or HOST:PORT, with a port from 1 to 65535"
 
 
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
+        ("", "must be memory, embedded, or a URL"),
         ("http://h", "http://h: must be memory, embedded, or a URL with a host that begins with one of redis://,"),
+        ("redis://:secret@", "must be memory, embedded, or a URL"),
         ("redis+sentinel://h", "names no group; must be redis+sentinel://HOST[:PORT],.../GROUP[/DB]"),
         ("rediss+sentinel://h,i:7/", "names no group; must be rediss+sentinel://HOST[:PORT],.../GROUP[/DB]"),
-        ("redis://h:port", "each host must be HOST or HOST:PORT, with a port from 1 to 65535"),
-        ("redis://h:0", "each host must be HOST or HOST:PORT, with a port from 1 to 65535"),
-        ("redis+cluster://h,,i", "each host must be HOST or HOST:PORT, with a port from 1 to 65535"),
+        ("redis://secret@h:port", HOST),
+        ("redis+sentinel://h:port/main?sentinel_password=secret", HOST),
+        ("redis://h:0", HOST),
+        ("redis+cluster://h,,i", HOST),
         ("redis://h/-1", "the database -1 must be a whole number of at least 0"),
-        ("redis+sentinel://h/main/db", "the database db must be a whole number of at least 0"),
+        ("redis+sentinel://:secret@h/main/db", "the database db must be a whole number of at least 0"),
         ("redis://a,b", "several hosts need +cluster or +sentinel, and a cluster has no db"),
+        ("redis+cluster://:secret@h/3", "several hosts need +cluster or +sentinel, and a cluster has no db"),
     ],
 )
 def test_a_bad_url_is_told_what_is_wrong_with_it(url: str, problem: str) -> None:
-    with pytest.raises(InvalidSettingError, match=re.escape(problem)):
+    """Without its password."""
+    with pytest.raises(InvalidSettingError, match=re.escape(problem)) as raised:
         RedisClient(url)
+    assert "secret" not in str(raised.value)
 
 
 async def test_tls(tmp_path: Path) -> None:
     with Valkey() as server:
         certificate = make_certificate(tmp_path)
-        async with tls_front(server.port, certificate) as port:
-            authority = certificate[0]
-            url = f"rediss://127.0.0.1:{port}"
-            async with replicas(2, url, tls=RedisTls(ca=authority)) as memories:
+        async with Proxy(server.port, certificate) as proxy:
+            url = f"rediss://127.0.0.1:{proxy.port}"
+            async with replicas(2, url, tls=RedisTls(ca=certificate[0])) as memories:
                 assert await stored(memories, "t", numbers(10)) == [numbers(10)]
-            for wrong in (RedisClient(url), RedisClient(f"redis://127.0.0.1:{port}", timeout=0.5)):
+            for wrong in (RedisClient(url), RedisClient(proxy.url, timeout=0.5)):
                 with pytest.raises(StoreUnavailableError):
                     await wrong.command("PING")
                 await wrong.close()
@@ -162,9 +158,7 @@ def test_a_server_that_a_killed_process_left_is_replaced(
         assert alive(server.pid)
 
 
-@pytest.mark.parametrize(
-    "name", ["a@b", "a?b=c", 'a"b', "a\\b", "a b", "a#b%41", "a\nb", "äöü" * 3, "$(id)", "a\udcff"], ids=ascii
-)
+@pytest.mark.parametrize("name", ["a@b?b=c#b%41", 'a"b', "a\\b", "a\nb", "äöü $(id)", "a\udcff"], ids=ascii)
 async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
     with EmbeddedServer(folder / name, 64 << 20) as server:
         server.wait()
@@ -178,7 +172,7 @@ async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
     assert (folder / name / "appendonlydir").is_dir()
 
 
-def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(InvalidSettingError, match="store_folder"):
@@ -186,37 +180,29 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     for name in ("x" * 120, "ä" * (87 - len(os.fsencode(tmp_path)))):  # fewer characters than bytes
         with pytest.raises(InvalidSettingError, match=r"the path has \d+ bytes; a Unix socket in it allows 88"):
             EmbeddedServer(tmp_path / name, 64 << 20)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(InvalidSettingError, match="another user"):
+        EmbeddedServer(tmp_path, 1 << 23)
 
 
 def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
-def test_its_folder_is_private_whether_or_not_it_was_there(tmp_path: Path) -> None:
+def test_its_folder_is_private_and_one_with_other_files_is_refused_rather_than_closed(tmp_path: Path) -> None:
     EmbeddedServer(tmp_path / "a" / "store", 1 << 23)
     assert mode(tmp_path / "a" / "store") == 0o700
     folder = tmp_path / "store"
     folder.mkdir()
     folder.chmod(0o755)
-    (folder / "appendonlydir").mkdir()
-    EmbeddedServer(folder, 1 << 23)
-    assert mode(folder) == 0o700
-
-
-def test_a_folder_with_other_files_is_refused_rather_than_closed(tmp_path: Path) -> None:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    folder.chmod(0o755)
-    (folder / "letters").write_text("x")
+    (folder / "letters").touch()
     with pytest.raises(InvalidSettingError, match=r"letters.*folder of its own"):
         EmbeddedServer(folder, 1 << 23)
     assert mode(folder) == 0o755
-
-
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(InvalidSettingError, match="another user"):
-        EmbeddedServer(tmp_path, 1 << 23)
+    (folder / "letters").unlink()
+    (folder / "appendonlydir").mkdir()
+    EmbeddedServer(folder, 1 << 23)
+    assert mode(folder) == 0o700
 
 
 def test_the_server_does_not_inherit_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,25 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
-from draftwood_memory.config import MemoryOverrides, surplus
+from draftwood_memory.config import surplus
 from draftwood_memory.errors import StoreFullError
-from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
-from draftwood_memory.records import Kind
+from draftwood_memory.operations import ExportMemory, FillMemory
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import memories_key
 from draftwood_memory.store.space import free_space
 from draftwood_memory.store.stored import StoreClock
-from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, stream_of, until
+from tests.memory.helpers import (
+    FINGERPRINT,
+    agreed,
+    fill,
+    learn_output,
+    log_of,
+    numbers,
+    perform,
+    replicas,
+    stream_of,
+    until,
+)
 from tests.memory.servers import Valkey
 
 DAY = 24 * 3600.0
@@ -39,25 +49,17 @@ def test_who_holds_more_than_a_share_gives_way() -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_exports_of_arms_that_do_not_exist_open_nothing(server: Valkey, stored: bool) -> None:
-    config = MemoryConfig(max_resident=20)
-    async with replicas(1, server.url if stored else None, config=config) as [memory]:
-        for number in range(15):
-            await learn_output(memory, f"t{number}", numbers(10))
-        for number in range(40):
-            assert await perform(ExportMemory(MemoryName("attacker", f"x/{number}")), memory) == []
-        memory.thread.wake()
-        await asyncio.sleep(0.1)
-        assert (len(memory.residents), memory.residents.evicted) == (15, 0)
-        if stored:
-            assert not [key for key in server.client.keys("*") if b"attacker" in key]
-
-
-async def test_an_export_loads_nothing_either(server: Valkey) -> None:
-    async with replicas(2, server.url) as [first, second]:
+async def test_exports_open_nothing(server: Valkey, stored: bool) -> None:
+    """Neither of arms that do not exist, nor of what the store has."""
+    async with replicas(2, server.url if stored else None) as [first, second]:
         await learn_output(first, "t", numbers(10))
-        await until(lambda: not first.outbox.pending)
-        assert [one.tokens.size for one in await perform(ExportMemory(MemoryName("t")), second)] == [10]
+        for number in range(40):
+            assert await perform(ExportMemory(MemoryName("attacker", f"x/{number}")), first) == []
+        assert len(first.residents) == 1
+        if stored:
+            await until(lambda: not first.outbox.pending)
+            assert [one.tokens.size for one in await perform(ExportMemory(MemoryName("t")), second)] == [10]
+            assert not server.client.keys("*attacker*")
         assert len(second.residents) == 0
 
 
@@ -79,23 +81,14 @@ async def test_one_tenants_arms_evict_no_others_memory(
             assert log_of(memory, f"t{number}") == [numbers(10)]
 
 
-@pytest.mark.usefixtures("evicts_at_once")
-async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey) -> None:
-    async with replicas(1, server.url, config=MemoryConfig(max_bytes=4 << 20)) as [memory]:
-        for number in range(10):
-            await learn_output(memory, f"t{number}", numbers(100))
-        for number in range(10):
-            await learn_output(memory, "loud", numbers(20_000), arm=f"x/{number}")
-        memory.thread.wake()
-        await until(lambda: memory.residents.evicted > 0 and memory.counters().resident_bytes <= 4 << 20)
-        assert memory.counters().dropped == 0
-        assert all(log_of(memory, f"t{number}") for number in range(10))
+def much(tenant: str, seed: int, tokens: int) -> FillMemory:
+    """An import of text that does not compress."""
+    return fill(tenant, np.random.default_rng(seed).integers(0, 30_000, tokens).tolist())
 
 
-async def learn_much(memory: Memory, tenant: str, seed: int, tokens: int) -> None:
-    """Adds text to a tenant's memory that does not compress."""
-    random = np.random.default_rng(seed).integers(0, 30_000, tokens).astype(np.int32)
-    await perform(FillMemory(MemoryName(tenant), Kind.OUTPUT, [random], FillProgress(), MemoryOverrides()), memory)
+async def make_space(memory: Memory, is_full: bool) -> None:
+    assert memory.memories is not None
+    await asyncio.wrap_future(memory.thread.submit(free_space(memory.memories, FINGERPRINT, is_full)))
 
 
 @pytest.mark.slow
@@ -111,13 +104,13 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
     config = MemoryConfig(max_resident=20, idle_seconds=0.5)
     with Valkey("--maxmemory-policy", "noeviction", "--maxmemory", "8mb") as server:
         async with replicas(2, server.url, config=config) as memories:
-            await learn_much(memories[0], "reader", 1, 4000)
+            await perform(much("reader", 1, 4000), memories[0])
             most = 0
             for day in range(365):
                 memory = memories[day % 2]
-                await learn_much(memory, "daily", day, 500)
+                await perform(much("daily", day, 500), memory)
                 for number in range(3):
-                    await learn_much(memory, f"new{day}-{number}", day, 10_000)
+                    await perform(much(f"new{day}-{number}", day, 10_000), memory)
                 if day % 5 == 0:
                     await asyncio.to_thread(memory.strategy, "reader", "trie")
                     memory.thread.wake()
@@ -166,8 +159,7 @@ async def test_who_was_not_used_for_a_day_gives_way_and_then_who_has_most(
             return (0.0, 0.0) if is_full else ((0.75 + wanted) * size, size)
 
         monkeypatch.setattr(Memories, "usage", usage)
-        assert memory.memories is not None
-        await asyncio.wrap_future(memory.thread.submit(free_space(memory.memories, FINGERPRINT, is_full)))
+        await make_space(memory, is_full)
         keys = {stream_of(memory, *name.split(":")): name for name in in_turn}
         left = [name for key, name in keys.items() if server.client.exists(key)]
         assert left == [*in_turn][gone:]
@@ -202,13 +194,12 @@ async def test_a_small_store_beside_a_large_server_keeps_most_memories(
             return 100 * size, 100.5 * size  # ten of them for memories
 
         monkeypatch.setattr(Memories, "usage", usage)
-        assert memory.memories is not None
-        await asyncio.wrap_future(memory.thread.submit(free_space(memory.memories, FINGERPRINT, True)))
+        await make_space(memory, is_full=True)
         assert 6 <= len(server.client.keys("dw:{t:*}:3:*")) <= 8
 
 
-async def test_an_eviction_from_the_store_is_no_failover(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
+@pytest.mark.usefixtures("checks_often")
+async def test_an_eviction_from_the_store_is_no_failover(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         await learn_output(memory, "t", numbers(10))
         await until(lambda: not memory.outbox.pending)
@@ -228,18 +219,11 @@ async def test_an_eviction_from_the_store_is_no_failover(server: Valkey, monkeyp
         assert log_of(memory, "t") == [numbers(10), numbers(11)]
 
 
-async def test_a_store_without_a_limit_keeps_everything(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.01)
-    monkeypatch.setattr("draftwood_memory.sender._SPACE_CHECK_SECONDS", 0.0)
+async def test_a_store_without_a_limit_keeps_everything(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
-        await learn_much(memory, "t", 0, 10_000)
-        for _ in range(10):
-            memory.thread.wake()
-            await asyncio.sleep(0.02)
-        assert server.client.keys("dw:{t:t}:3:*")
-        assert "nearly full" not in caplog.text
+        await perform(much("t", 0, 10_000), memory)
+        await make_space(memory, is_full=False)
+        assert server.client.exists(stream_of(memory, "t"))
 
 
 async def test_a_store_that_is_full_of_other_things_is_left_alone(
@@ -250,7 +234,7 @@ async def test_a_store_that_is_full_of_other_things_is_left_alone(
         server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 20))
         try:
             with pytest.raises(StoreFullError):
-                await learn_much(memory, "imported", 0, 1000)
+                await perform(much("imported", 0, 1000), memory)
             await learn_output(memory, "t", numbers(100))
             await until(lambda: "refuses" in caplog.text)
             for _ in range(5):  # each sends it again
@@ -274,14 +258,14 @@ async def test_an_import_into_a_full_store_whose_limit_is_not_known_replaces_wha
     """
     server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "~dw:*", "+@all", "-info")
     async with replicas(1, f"redis://dw:pw@127.0.0.1:{server.port}") as [memory]:
-        await learn_much(memory, "old", 0, 200_000)
+        await perform(much("old", 0, 200_000), memory)
         server.client.zadd(memories_key(FINGERPRINT), {f"{FINGERPRINT}:old:": time.time() - 2 * DAY})
         old = stream_of(memory, "old")
         if begun:
-            await learn_much(memory, "new", 2, 10)
+            await perform(much("new", 2, 10), memory)
         server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 100_000)
         try:
-            await learn_much(memory, "new", 1, 20_000)
+            await perform(much("new", 1, 20_000), memory)
         finally:
             server.client.config_set("maxmemory", 0)
         assert (server.client.exists(old), server.client.exists(stream_of(memory, "new"))) == (0, 1)

@@ -7,16 +7,13 @@ import pickle
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from draftwood_memory import Memory, MemoryName, MemoryOverrides
+from draftwood_memory import Memory, MemoryName
 from draftwood_memory.errors import MemoryPurgedError, MemoryStoreError, StoreUnavailableError
 from draftwood_memory.operations import (
     AdoptArm,
     ExportMemory,
-    FillMemory,
-    FillProgress,
     GetStatistics,
     ListOrphans,
     PurgeMemory,
@@ -33,6 +30,7 @@ from tests.memory.helpers import (
     NAMES,
     agreed,
     before_command,
+    fill,
     learn_output,
     learned_by,
     log_of,
@@ -56,19 +54,13 @@ OLD = "e" * 16
 KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")
 
 
-def fill(progress: FillProgress, *counts: int, name: MemoryName = NAME) -> FillMemory:
-    return FillMemory(
-        name, Kind.CORPUS, [np.array(numbers(count), np.int32) for count in counts], progress, MemoryOverrides()
-    )
-
-
 async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server: Valkey) -> None:
     async with replicas(2, server.url) as [first, second]:
         await strategy_of(second, "t")
         await strategy_of(first, "t")
-        progress = await perform(fill(FillProgress(), 10, 20_000), first)
+        progress = await perform(fill("t", numbers(10), numbers(20_000)), first)
         assert (progress.epoch, progress.records, progress.tokens) == (0, 4, 20_010)
-        progress = await perform(fill(progress, 7), first)
+        progress = await perform(fill("t", numbers(7), progress=progress), first)
         assert (progress.records, progress.tokens) == (5, 20_017)
         await until(lambda: len(learned_by(second, "t")) == 5 == len(learned_by(first, "t")))
         for memory in (first, second):
@@ -83,52 +75,34 @@ async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server:
         assert (empty.memories, empty.exists) == ([], False)
 
 
-async def test_statistics_come_in_pages_the_latest_written_first(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
-        for number in range(5):
-            await perform(fill(FillProgress(), 10, name=MemoryName(f"t{number}")), memory)
-        pages, first = [], 0
-        while first is not None:
-            page = await perform(GetStatistics(None, first, 2), memory)
-            pages.append([one.name.tenant for one in page.memories])
-            first = page.following  # type: ignore[assignment]
-        assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
-
-
-async def test_a_purge_ends_the_fill_that_it_interrupts(server: Valkey) -> None:
+async def test_a_purge_ends_the_fill_that_it_interrupts_and_leaves_nothing_of_it(server: Valkey) -> None:
     async with replicas(2, server.url) as [first, second]:
-        progress = await perform(fill(FillProgress(), 10), first)
-        assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 10)
-        with pytest.raises(MemoryPurgedError):
-            await perform(fill(progress, 10), first)
-        assert (await perform(fill(FillProgress(), 10), first)).records == 1
-
-
-async def test_a_fill_leaves_nothing_that_the_purge_before_it_did_not_see(server: Valkey) -> None:
-    async with replicas(2, server.url) as [first, second]:
-        progress = await perform(fill(FillProgress(), 10), first)
+        progress = await perform(fill("t", numbers(10)), first)
         old = stream_of(first, "t")
         assert server.client.exists(old)
         with (
             before_command(first, "EVAL", lambda: perform(PurgeMemory("t"), second), of="dw:{t:t}"),
             pytest.raises(MemoryPurgedError),
         ):
-            await perform(fill(progress, 10), first)
+            await perform(fill("t", numbers(10), progress=progress), first)
         assert not server.client.exists(old)
+        with pytest.raises(MemoryPurgedError):
+            await perform(fill("t", numbers(10), progress=progress), first)
+        assert (await perform(fill("t", numbers(10)), first)).records == 1
 
 
 async def test_a_fill_of_nothing_reaches_no_store() -> None:
     async with replicas(1, "redis://127.0.0.1:1") as [memory]:
-        empty = fill(FillProgress(), 0)
+        empty = fill("t", [])
         assert await perform(empty, memory) == empty.progress
         assert NAME not in memory.residents
-        for operation in (fill(FillProgress(), 3), ExportMemory(NAME), PurgeMemory("t"), GetStatistics("other")):
+        for operation in (fill("t", numbers(3)), ExportMemory(NAME), PurgeMemory("t"), GetStatistics("other")):
             with pytest.raises(StoreUnavailableError):
                 await perform(operation, memory)
 
 
 @pytest.mark.parametrize(
-    "operation", [GetStatistics("t"), ExportMemory(NAME), PurgeMemory("t"), fill(FillProgress(), 3), ListOrphans()]
+    "operation", [GetStatistics("t"), ExportMemory(NAME), PurgeMemory("t"), fill("t", numbers(3)), ListOrphans()]
 )
 async def test_operations_and_their_results_can_be_sent(server: Valkey, operation: Any) -> None:
     async with replicas(1, server.url) as [memory]:
@@ -205,14 +179,6 @@ async def test_without_an_answer_of_the_store_statistics_are_those_of_this_proce
         assert (await perform(GetStatistics(None), memory)).counters.outbox_records == 1
 
 
-async def test_the_last_answers_reach_the_store_at_the_stop(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
-        for number in range(5):
-            await learn_output(memory, "t", numbers(40, 100 * number))
-    async with replicas(1, server.url) as [later]:
-        assert len(await agreed([later], "t")) == 5
-
-
 async def test_an_operation_that_is_running_at_the_stop_is_cancelled(server: Valkey) -> None:
     class Hang:
         async def run(self, memory: Memory) -> None:
@@ -262,16 +228,6 @@ async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
         assert await perform(AdoptArm("x/a"), first) == 0  # once
         for memory in (first, second):
             assert len(log_of(memory, "t")) == 3
-
-
-async def test_a_forked_arm_gives_back_only_what_it_has_learned() -> None:
-    from tests.memory.test_overrides import answered
-
-    async with replicas(1, None) as [memory]:
-        await learn_output(memory, "t", numbers(30))
-        await answered(memory, numbers(10, 100), arm="x/a", forked=True)
-        assert await perform(AdoptArm("x/a"), memory) == 1
-        assert log_of(memory, "t") == [numbers(30), numbers(10, 100)]
 
 
 @pytest.mark.parametrize("failing_at", range(14))

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides, RedisClient, StrategyKey
+from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient, StrategyKey
 from draftwood_memory.errors import MemoryPurgedError, MemoryStoreError, StoreUnavailableError
-from draftwood_memory.operations import FillMemory, FillProgress, PurgeArms, PurgeMemory, PurgeOrphans, PurgeResult
-from draftwood_memory.records import Kind
+from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeOrphans, PurgeResult
 from draftwood_memory.store import purges
 from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY, PURGES_KEY, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
     before_command,
+    fill,
     learn_output,
     learned_by,
     log_of,
@@ -40,53 +40,43 @@ from tests.memory.helpers import (
 from tests.memory.servers import Proxy, Valkey
 
 
-async def test_a_purge_is_final_everywhere(server: Valkey) -> None:
-    async with replicas(2, server.url) as [first, second]:
-        await learn_output(first, "t", numbers(20))
-        await learn_output(first, "other", numbers(30))
-        await agreed([first, second], "t")
-        old = stream_of(first, "t")
-        with first.learning(MemoryName("t"), await strategy_of(first, "t")) as running:
-            assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 20)
-            await until(lambda: log_of(first, "t") == [] == learned_by(first, "t"))
-            running.learn(tokens_of(*numbers(25)))  # of a request that ran while the memory was purged
-        assert await agreed([first, second], "t") == []
-        assert not server.client.exists(old)
-        await learn_output(second, "t", numbers(5))
-        assert await agreed([first, second], "t") == [numbers(5)]
-        assert await agreed([first, second], "other") == [numbers(30)]
+async def test_a_purge_is_final_on_all_replicas_once_the_call_has_returned(server: Valkey) -> None:
+    async with replicas(4, server.url) as memories:
+        await stored(memories, "other", numbers(30))
+        for turn in range(2):
+            await stored(memories, "t", numbers(20, turn))
+            old = stream_of(memories[0], "t")
+            with memories[0].learning(MemoryName("t"), await strategy_of(memories[0], "t")) as running:
+                began = time.monotonic()
+                assert await perform(PurgeMemory("t"), memories[turn]) == PurgeResult(1, 20)
+                assert time.monotonic() - began < 4.0  # a process that does not answer is waited for five seconds
+                assert [(learned_by(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
+                assert [(await strategy_of(memory, "t")).tokens for memory in memories] == [0] * 4
+                running.learn(tokens_of(*numbers(25)))
+            assert await agreed(memories, "t") == []
+            assert not server.client.exists(old)
+        assert await stored(memories, "t", numbers(5)) == [numbers(5)]
+        assert await agreed(memories, "other") == [numbers(30)]
 
 
-@pytest.mark.parametrize("epoch_known", [True, False])
-async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Valkey, epoch_known: bool) -> None:
+@pytest.mark.parametrize("known", ["nothing", "the epoch", "the epoch, and was evicted"])
+async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Valkey, known: str) -> None:
     async with replicas(1, server.url) as [first]:
         await stored([first], "t", numbers(20))
-        late = memory_of(server.url)  # its thread does not run yet: it learned something and has reached no store
-        if epoch_known:
+        config = MemoryConfig(max_resident=0) if "evicted" in known else None
+        late = memory_of(server.url, config=config)  # its thread does not run yet: it has reached no store
+        if known != "nothing":
             late.residents.open(MemoryName("t")).epoch = 0
         with late.learning(MemoryName("t")) as request:
             request.learn(tokens_of(*numbers(33)))
+        if "evicted" in known:
+            late.residents.evict(late.outbox.names())
+            assert len(late.residents) == 0
         await perform(PurgeMemory("t"), first)
         async with started(late):
             await until(lambda: late.outbox.pending == 0)
         assert late.counters().stale == 1
         assert await agreed([first], "t") == []
-
-
-async def test_a_writer_that_has_not_heard_of_a_purge_writes_nothing(server: Valkey) -> None:
-    async with replicas(2, server.url) as [first, second]:
-        await stored([first, second], "t", numbers(20))
-        old = stream_of(first, "t")
-        server.client.hset(tenant_key("t"), "g", 10**15)  # a purge of which no process has been told
-        server.client.delete(old)
-        await learn_output(first, "t", numbers(33))
-        await until(lambda: first.counters().stale == 1 and log_of(first, "t") == [])
-        assert not server.client.exists(old)
-        await learn_output(first, "t", numbers(34))
-        assert stream_of(first, "t") != old
-        await until(lambda: not first.outbox.pending)
-        async with replicas(1, server.url) as [third]:
-            assert await agreed([third], "t") == [numbers(34)]
 
 
 async def test_a_store_that_went_behind_a_purge_is_purged_again(
@@ -266,7 +256,6 @@ class Cut:
         return True
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("part", range(6))
 async def test_a_purge_is_final_at_any_point_of_a_crash_or_a_partition(server: Valkey, part: int) -> None:
     """300 points in six parts."""
@@ -279,18 +268,6 @@ async def test_a_purge_is_final_at_any_point_of_a_crash_or_a_partition(server: V
             raise AssertionError(f"run {seed}: {error}") from error
 
 
-async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server: Valkey) -> None:
-    async with replicas(4, server.url) as memories:
-        for turn in range(2):
-            await stored(memories, "t", numbers(20, turn))
-            began = time.monotonic()
-            purged = await perform(PurgeMemory("t"), memories[turn])
-            assert (purged.tokens, purged.final_in) == (20, 0.0)
-            assert time.monotonic() - began < 4.0  # a process that does not answer is waited for five seconds
-            assert [(learned_by(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
-            assert [memory.strategy("t", "trie").tokens for memory in memories] == [0] * 4  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("imports_itself", [False, True])
 async def test_a_replica_that_learns_a_large_import_applies_a_purge_at_once(
     server: Valkey, imports_itself: bool
@@ -300,9 +277,8 @@ async def test_a_replica_that_learns_a_large_import_applies_a_purge_at_once(
         await stored([here, busy], "t", numbers(20))
         waiting = list[Callable[[], None]]()
         busy.between_steps.run_on_engine = waiting.append
-        texts = [tokens_of(*numbers(8000, start)) for start in range(0, 20_000, 1000)]
-        fill = FillMemory(MemoryName("t"), Kind.CORPUS, texts, FillProgress(), MemoryOverrides())
-        importing = asyncio.create_task(perform(fill, busy if imports_itself else here))
+        texts = [numbers(8000, start) for start in range(0, 20_000, 1000)]
+        importing = asyncio.create_task(perform(fill("t", *texts), busy if imports_itself else here))
         await until(lambda: waiting)
         began = time.monotonic()
         purged = await perform(PurgeMemory("t"), here)
@@ -327,7 +303,6 @@ async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> 
         assert [learned_by(memory, tenant) for memory in memories for tenant in "ab"] == [[]] * 4
 
 
-@pytest.mark.system
 async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,26 +330,6 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
         await until(lambda: log_of(away, "t") == [])  # once more
 
 
-async def test_a_process_that_was_a_day_without_the_store_drafts_from_nothing_until_it_is_back(
-    server: Valkey, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with Proxy(server.port) as proxy, replicas(1, proxy.url) as [memory]:
-        await stored([memory], "t", numbers(20))
-        proxy.open.clear()
-        await until(lambda: memory.thread.failing)
-        assert memory.replica is not None
-        memory.replica.purges.seen_at -= purges.LEASE_SECONDS - 60.0
-        assert (await strategy_of(memory, "t")).tokens == 20
-        memory.replica.purges.seen_at -= 60.0
-        assert (await strategy_of(memory, "t")).tokens == 0
-        await learn_output(memory, "t", numbers(30))
-        assert (log_of(memory, "t"), memory.outbox.pending) == ([], 0)
-        assert caplog.text.count("nothing is drafted from memories until it is back") == 1
-        proxy.open.set()
-        assert await agreed([memory], "t") == [numbers(20)]
-
-
-@pytest.mark.system
 async def test_a_process_that_ended_is_not_waited_for_and_a_killed_one_not_for_long(server: Valkey) -> None:
     async with replicas(1, server.url) as [here]:
         async with replicas(1, server.url) as [ended]:
@@ -404,23 +359,6 @@ async def test_a_request_that_began_before_a_purge_teaches_nothing_after_it(serv
         assert (log_of(memory, "t"), memory.counters().stale, memory.outbox.pending) == ([], 1, 0)
         await learn_output(memory, "t", numbers(5))
         assert log_of(memory, "t") == [numbers(5)]
-
-
-async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(server: Valkey) -> None:
-    async with replicas(1, server.url) as [first]:
-        await stored([first], "t", numbers(20))
-        late = memory_of(server.url, config=MemoryConfig(max_resident=0))  # its thread does not run yet
-        began = time.monotonic()
-        await perform(PurgeMemory("t"), first)
-        late.residents.open(MemoryName("t")).epoch = 0  # it has not heard of the purge
-        with late.learning(MemoryName("t"), began=began) as request:
-            request.learn(tokens_of(*numbers(33)))
-        late.residents.evict(late.outbox.names())
-        assert len(late.residents) == 0
-        async with started(late):
-            await until(lambda: late.outbox.pending == 0)
-        assert late.counters().stale == 1
-        assert await agreed([first], "t") == []
 
 
 async def test_what_is_learned_after_a_purge_and_before_the_stores_first_answer_is_kept(server: Valkey) -> None:

@@ -151,13 +151,6 @@ def test_no_two_names_share_a_key(secret: bytes | None) -> None:
         assert not any(tag.startswith(prefix) for tag in others)
 
 
-@given(st.text(), st.text(), st.text(), st.text())
-def test_names_differ_if_and_only_if_tags_do(tenant: str, arm: str, other: str, other_arm: str) -> None:
-    naming = Naming("f" * 16)
-    one, two = MemoryName(tenant, arm), MemoryName(other, other_arm)
-    assert (naming.tag(one) == naming.tag(two)) == (one == two)
-
-
 def test_hidden_names_reveal_nothing() -> None:
     tag = Naming("f" * 16, b"s" * 32).tag(MemoryName("acme"))
     assert "acme" not in tag
@@ -225,31 +218,44 @@ def test_key_files(tmp_path: Path) -> None:
         read_key_file(tmp_path / "none", "store_key_file")
 
 
-def test_a_log_keeps_the_newest_records() -> None:
-    log = RecordLog(Capacity(10, 1 << 20))
-    for number in range(1, 8):
-        log.append(LoggedRecord(record(number, at=number), None if number == 7 else b"%d-0" % number))
-    assert [int(logged.record.tokens[0]) for logged in log] == [5, 6, 7]
-    assert (log.tokens, log.first_id, log.trimmed) == (9, b"5-0", True)
-    assert log.drop_older(6)
-    assert not log.drop_older(6)
-    assert (log.tokens, log.first_id) == (6, b"6-0")
-    log.append(LoggedRecord(record(8, 50)))
-    assert (len(log), log.tokens, log.first_id) == (1, 50, None)
+def steps_of(*names: str) -> st.SearchStrategy[list[tuple[str, int]]]:
+    return st.lists(st.tuples(st.sampled_from(names), st.integers(1, 9)), max_size=40)
 
 
-def test_answers_to_a_request_that_are_dropped_are_not_found_by_it() -> None:
-    log = RecordLog(Capacity(1 << 20, 1 << 20))
-    for number in (1, 2, 3):
-        log.append(LoggedRecord(replace(record(number, at=number), request=7)))
-    assert log.drop_older(2)
-    assert [one.learned_at for one in log.of_request(7)] == [2, 3]
+@given(steps_of("learned", "old", "resized"), st.integers(1, 60), st.integers(1, 8))
+def test_a_log_keeps_the_newest_records_that_its_capacity_allows(
+    steps: list[tuple[str, int]], tokens: int, records: int
+) -> None:
+    """As a list does that is cut at its begin. Records of one length are of one request."""
+    capacity = Capacity(tokens, records * record(1).weight)
+    log, kept, trimmed = RecordLog(capacity), list[LoggedRecord](), False
+    for number, (step, length) in enumerate(steps):
+        if step == "learned":
+            kept.append(LoggedRecord(replace(record(number, length, at=number), request=length)))
+            log.append(kept[-1])
+        elif step == "resized":
+            capacity = Capacity(tokens, length * record(1).weight)
+            log.resize(capacity)
+        else:
+            younger = [held for held in kept if held.record.learned_at >= number - length]
+            assert log.drop_older(number - length) == (younger != kept)
+            kept, trimmed = younger, trimmed or younger != kept
+        while len(kept) > 1 and exceeds(kept, capacity):
+            kept.pop(0)
+            trimmed = True
+        assert ([*log], log.trimmed) == (kept, trimmed)
+        assert log.tokens == sum(held.record.tokens.size for held in kept)
+        assert log.nbytes == RecordLog(Capacity(1 << 20, 1 << 20), kept).nbytes
+        for request in range(1, 10):
+            assert log.of_request(request) == [held.record for held in kept if held.record.request == request]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["learned", "read", "sent", "old"]), st.integers(1, 9)), max_size=40),
-    st.integers(1, 60),
-)
+def exceeds(logged: list[LoggedRecord], capacity: Capacity) -> bool:
+    tokens = sum(held.record.tokens.size for held in logged)
+    return tokens > capacity.tokens or sum(held.record.weight for held in logged) > capacity.bytes
+
+
+@given(steps_of("learned", "read", "sent", "old"), st.integers(1, 60))
 def test_the_store_keeps_every_entry_of_which_the_log_has_a_record(steps: list[tuple[str, int]], capacity: int) -> None:
     """Whatever comes first: what this process learned while the store was away, or what others wrote meanwhile."""
     log, unsent, sent = RecordLog(Capacity(capacity, 1 << 20)), list[LoggedRecord](), 100
@@ -275,15 +281,6 @@ def test_what_is_left_of_a_request_is_found_when_its_oldest_record_leaves() -> N
     assert [one.learned_at for one in log.of_request(7)] == [2, 3]
     log.append(LoggedRecord(record(4, 20)))
     assert log.of_request(7) == []
-
-
-def test_a_log_keeps_to_its_bytes_which_grow_with_its_tokens() -> None:
-    log = RecordLog(Capacity(1 << 20, 1000))
-    for number in range(5):
-        log.append(LoggedRecord(record(number, 100)))  # 400 bytes of tokens, and a few besides
-    assert [int(logged.record.tokens[0]) for logged in log] == [3, 4]
-    log.resize(Capacity(1 << 20, 500))
-    assert [int(logged.record.tokens[0]) for logged in log] == [4]
 
 
 def test_the_servers_maximum_age_is_the_limit_of_a_tenants() -> None:

@@ -1,25 +1,51 @@
-"""What a process keeps of a memory, and which memories it evicts: none in use, none that the store cannot give back."""
+"""Memories in a process: what it keeps of them, which ones it evicts, and what it does without a store."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
+from draftwood_memory import MemoryConfig, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
 from draftwood_memory import resident as resident_module
-from draftwood_memory.config import Capacity
-from draftwood_memory.records import Kind, LoggedRecord, Record, RecordLog
+from draftwood_memory.config import default_max_bytes
+from draftwood_memory.errors import StoreUnavailableError
+from draftwood_memory.operations import (
+    AdoptArm,
+    ExportMemory,
+    GetStatistics,
+    ListOrphans,
+    PurgeArms,
+    PurgeMemory,
+    PurgeResult,
+)
+from draftwood_memory.records import Kind, LoggedRecord, Record
 from draftwood_memory.resident import LIVE_SECONDS, Resident, learn
 from draftwood_memory.residents import Residents
 from draftwood_memory.store.naming import Naming
 from draftwood_memory.store.stored import StoreClock
-from draftwood_strategies import TrieStrategy, create
-from tests.memory.helpers import FINGERPRINT, numbers, tokens_of
+from draftwood_strategies import TrieStrategy, UnknownStrategyError, create
+from tests.memory.helpers import (
+    FINGERPRINT,
+    learn_output,
+    learned_by,
+    log_of,
+    memory_of,
+    numbers,
+    perform,
+    replicas,
+    strategy_of,
+    tokens_of,
+    until,
+)
+from tests.memory.servers import Valkey
 from tests.strategies.toy_model import ToyModel, run
 
 T = MemoryName("t")
@@ -27,41 +53,6 @@ T = MemoryName("t")
 
 def logged(count: int, learned_at: int = 1, request: int = 0) -> LoggedRecord:
     return LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(count)), learned_at, request))
-
-
-WEIGHT = logged(10).record.weight
-
-
-@pytest.mark.parametrize(
-    ("capacity", "kept"),
-    [
-        (Capacity(30, 3 * WEIGHT), 3),
-        (Capacity(29, 3 * WEIGHT), 2),
-        (Capacity(30, 3 * WEIGHT - 1), 2),
-        (Capacity(1, 1), 1),
-    ],
-)
-def test_a_log_keeps_the_newest_records_that_its_capacity_allows(capacity: Capacity, kept: int) -> None:
-    records = [logged(10, learned_at, request=learned_at) for learned_at in (1, 2, 3)]
-    log, one = RecordLog(capacity, records), RecordLog(capacity, records[:1])
-    assert [*log] == records[-kept:]
-    assert (log.tokens, log.nbytes, log.trimmed) == (10 * kept, kept * one.nbytes, kept < 3)
-    of_requests = [log.of_request(request) for request in (1, 2, 3)]
-    assert of_requests == [[]] * (3 - kept) + [[logged.record] for logged in records[-kept:]]
-    log.append(records[0])
-    assert len(log) == kept
-
-
-def test_a_log_drops_what_is_older() -> None:
-    records = [logged(10, learned_at) for learned_at in (1, 2, 3)]
-    capacity = Capacity(20, 2 * WEIGHT)
-    log = RecordLog(Capacity(30, 3 * WEIGHT), records)
-    assert log.records(2) == [record.record for record in records[1:]]
-    assert (log.drop_older(1), log.trimmed) == (False, False)
-    assert (log.drop_older(2), log.trimmed) == (True, True)
-    assert ([*log], log.tokens, log.nbytes) == (records[1:], 20, RecordLog(capacity, records).nbytes)
-    log.resize(capacity)
-    assert len(log) == 2
 
 
 def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Resident]:
@@ -149,34 +140,15 @@ def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_
     assert ([*resident.strategies], resident.unbuilt) == (keys[1:], {})
 
 
-@pytest.mark.parametrize(
-    ("loaded", "pins", "used_ago", "live"),
-    [
-        (True, 0, LIVE_SECONDS - 5, True),
-        (True, 0, LIVE_SECONDS + 5, False),
-        (True, 1, LIVE_SECONDS + 5, True),
-        (False, 1, 0.0, False),
-        (False, 0, 0.0, False),
-    ],
-)
-def test_a_loaded_memory_is_followed_while_it_is_used(loaded: bool, pins: int, used_ago: float, live: bool) -> None:
-    _, resident = opened(MemoryConfig())
-    resident.loaded, resident.pins, resident.used_at = loaded, pins, time.monotonic() - used_ago
-    assert resident.live is live
-
-
-@pytest.mark.parametrize(
-    ("ttl", "records", "changed_ago", "expired"),
-    [(100.0, 1, 105.0, True), (100.0, 1, 95.0, False), (100.0, 0, 105.0, False), (0.0, 1, 1e6, False)],
-)
-def test_a_memory_with_records_expires_as_in_the_store(
-    ttl: float, records: int, changed_ago: float, expired: bool
-) -> None:
-    _, resident = opened(MemoryConfig(ttl=ttl))
-    for _ in range(records):
-        resident.add(logged(9))
-    resident.changed_at = time.monotonic() - changed_ago
-    assert resident.expired is expired
+def test_a_loaded_memory_is_followed_while_a_request_uses_it_and_for_a_while_after() -> None:
+    residents, resident = opened(MemoryConfig())
+    assert resident.live
+    resident.used_at -= LIVE_SECONDS
+    assert not resident.live
+    residents.pin(T).used_at -= LIVE_SECONDS
+    assert resident.live
+    resident.loaded = False
+    assert not resident.live
 
 
 @pytest.mark.parametrize(("age", "expired"), [(99, False), (101, True)])
@@ -187,44 +159,14 @@ def test_a_memory_that_was_loaded_is_as_old_as_its_newest_record(age: int, expir
     assert resident.expired is expired
 
 
-@pytest.mark.parametrize(
-    ("looked_ago", "tokens", "dropped", "left"),
-    [(9.0, 100, False, 2), (11.0, 100, True, 1), (9.0, 10, True, 1), (9.0, 18, True, 2)],
-    ids=["looked a moment ago", "one is too old", "a smaller capacity", "one that all fit"],
-)
-def test_records_that_are_too_old_or_too_many_are_dropped(
-    looked_ago: float, tokens: int, dropped: bool, left: int
-) -> None:
-    """What is too old is looked for 64 times in the maximum age."""
-    config = MemoryConfig(max_age=640.0, tokens=100)
-    _, resident = opened(config)
-    resident.add(logged(9, 1))
-    resident.add(logged(9, int(time.time())))
-    resident.reconfigure(replace(config, tokens=tokens), forked=False)
-    resident.aged_at = time.monotonic() - looked_ago
-    assert (resident.drop_aged(), len(resident.log)) == (dropped, left)
-    resident.reconfigure(replace(config, tokens=tokens), forked=False)
-    resident.aged_at = time.monotonic() - 11.0
-    assert (resident.drop_aged(), len(resident.log)) == (left == 2, 1)
-
-
-def test_a_change_of_capacity_counts_though_nothing_is_too_old() -> None:
-    config = MemoryConfig(max_age=640.0)
-    _, resident = opened(config)
-    resident.reconfigure(replace(config, tokens=10), forked=False)
-    assert [resident.drop_aged(), resident.drop_aged()] == [True, False]
-
-
-def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
+def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
     _, resident = opened(MemoryConfig())
-    key = StrategyKey("trie")
-    strategy, future = resident.instance(key)
-    resident.build([key])
-    assert resident.instance(key) == (strategy, None)
-    assert future is not None
-    assert future.done()
-    resident.build([key], replace_empty=True)
-    assert resident.instance(key)[0] is not strategy
+    resident.add(logged(9))
+    trie, hybrid, none = (resident.instance(StrategyKey(name))[0] for name in ("trie", "hybrid", "none"))
+    sizes: list[Any] = [trie, hybrid]
+    assert not hasattr(none, "nbytes")
+    assert resident.index_bytes == sum(size.nbytes for size in sizes) > 0
+    assert resident.nbytes == resident.log.nbytes + resident.index_bytes
 
 
 def learned_besides_texts(strategy: Any) -> list[Any]:
@@ -279,35 +221,6 @@ def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
     assert rebuilt.tokens == 5
     assert rebuilt.learned is not strategy.learned
     assert [line.getMessage() for line in caplog.records] == ["strategy trie keeps nothing of what it learned"]
-
-
-@pytest.mark.parametrize(
-    ("epoch", "purged_at", "since", "current"),
-    [
-        (3, None, 5.0, True),
-        (None, None, 5.0, True),
-        (2, None, 5.0, False),
-        (3, 4.0, 5.0, True),
-        (3, 5.0, 5.0, False),
-        (None, 6.0, 5.0, False),
-    ],
-)
-def test_a_request_is_of_the_present_epoch(
-    epoch: int | None, purged_at: float | None, since: float, current: bool
-) -> None:
-    _, resident = opened(MemoryConfig())
-    resident.epoch, resident.purged_at = 3, purged_at
-    assert resident.is_current(epoch, since) is current
-
-
-def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
-    _, resident = opened(MemoryConfig())
-    resident.add(logged(9))
-    trie, hybrid, none = (resident.instance(StrategyKey(name))[0] for name in ("trie", "hybrid", "none"))
-    sizes: list[Any] = [trie, hybrid]
-    assert not hasattr(none, "nbytes")
-    assert resident.index_bytes == sum(size.nbytes for size in sizes) > 0
-    assert resident.nbytes == resident.log.nbytes + resident.index_bytes
 
 
 class Noting:
@@ -391,3 +304,104 @@ def test_a_strategy_that_cannot_learn_is_logged_and_one_that_does_not_is_left_al
         learn(strategy, [tokens_of(1), tokens_of(1, 2)])
     assert [strategy.learned for strategy in strategies[1:]] == [[1, 2], [1]]
     assert [line.getMessage() for line in caplog.records] == ["strategy Broken cannot learn"]
+
+
+async def test_an_unknown_strategy_leaves_no_tenant_behind() -> None:
+    async with replicas(1, None) as [memory]:
+        with pytest.raises(UnknownStrategyError):
+            memory.strategy("a", "oracle")
+        assert len(memory.residents) == 0
+
+
+async def test_all_strategies_of_a_tenant_learn_the_same() -> None:
+    async with replicas(1, None) as [memory]:
+        trie, hybrid = await strategy_of(memory, "a"), await strategy_of(memory, "a", "hybrid")
+        with memory.learning(MemoryName("a"), trie) as request:
+            request.learn(np.arange(50, dtype=np.int32))
+        assert (trie.tokens, hybrid.tokens) == (0, 50)  # its own strategy has learned it before
+        assert (await strategy_of(memory, "b", "hybrid")).tokens == 0
+
+
+async def test_operators_are_served_without_a_store() -> None:
+    async with replicas(1, None) as [memory]:
+        await learn_output(memory, "t", numbers(10))
+        await learn_output(memory, "t", numbers(20), arm="x/a")
+        await learn_output(memory, "u", numbers(5))
+        report = await perform(GetStatistics(None), memory)
+        assert [(one.name, one.stored.tokens) for one in report.memories] == [
+            (MemoryName("u"), 5),
+            (MemoryName("t", "x/a"), 20),
+            (MemoryName("t"), 10),
+        ]
+        assert (report.store, report.healthy, report.exists) == ("memory", True, True)
+        assert memory.counters().newer_memories == 0
+        assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
+        assert await perform(PurgeArms(("x/a",)), memory) == 1
+        with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:
+            assert await perform(PurgeMemory("t"), memory) == PurgeResult(2, 10)
+            request.learn(tokens_of(1, 2, 3))  # it began before the purge
+        assert (log_of(memory, "t"), memory.counters().stale) == ([], 1)
+        assert await perform(ListOrphans(), memory) == []
+
+
+async def test_a_forked_arm_begins_with_its_tenants_memory_and_gives_back_only_what_it_has_learned() -> None:
+    async with replicas(1, None) as [memory]:
+        await learn_output(memory, "t", numbers(30))
+        use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), MemoryOverrides(forked=True))
+        memory.fetch(use, lambda _: None)
+        await until(lambda: learned_by(memory, "t", "x/a") == [numbers(30)])
+        await learn_output(memory, "t", numbers(5), arm="x/a")
+        assert log_of(memory, "t") == [numbers(30)]
+        assert await perform(AdoptArm("x/a"), memory) == 1
+        assert log_of(memory, "t") == [numbers(30), numbers(5)]
+
+
+async def test_a_memory_expires_after_its_last_record() -> None:
+    async with replicas(1, None, config=MemoryConfig(ttl=0.2)) as [memory]:
+        await learn_output(memory, "t", numbers(10))
+        await asyncio.sleep(0.25)
+        memory.thread.wake()
+        await until(lambda: log_of(memory, "t") == [] and memory.residents.open(T).loaded)
+        assert (memory.counters().tokens, learned_by(memory, "t")) == (0, [])
+
+
+async def test_records_that_are_too_old_are_dropped_from_the_drafts() -> None:
+    async with replicas(1, None, config=MemoryConfig(max_age=100.0)) as [memory]:
+        await learn_output(memory, "t", numbers(40))
+        found = memory.residents.open(T)
+        for logged in found.log:
+            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
+        await learn_output(memory, "t", numbers(40, 5000))
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: learned_by(memory, "t") == [numbers(40, 5000)])
+        assert log_of(memory, "t") == [numbers(40, 5000)]
+
+
+@pytest.mark.usefixtures("evicts_at_once")
+async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey) -> None:
+    async with replicas(1, server.url, config=MemoryConfig(max_resident=2)) as [memory]:
+        used = memory.learning(MemoryName("used"))
+        with used:
+            for tenant in "abcd":
+                await learn_output(memory, tenant, numbers(100))
+            await until(lambda: MemoryName("a") not in memory.residents)
+            assert MemoryName("used") in memory.residents
+        assert [sequence.tolist() for sequence in (await strategy_of(memory, "a")).sequences()] == [numbers(100)]
+
+
+async def test_a_stopped_memory_runs_nothing() -> None:
+    memory = memory_of(None)
+    memory.stop()
+    with pytest.raises(StoreUnavailableError):
+        await perform(GetStatistics(None), memory)
+
+
+def test_the_default_bound_on_bytes_heeds_the_container(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    whole = default_max_bytes(limit)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    limit.write_text("max\n")
+    assert default_max_bytes(limit) == whole
+    limit.write_text(f"{1 << 28}\n")
+    assert default_max_bytes(limit) == 1 << 26

@@ -270,7 +270,6 @@ async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.M
         assert refused.outbox.pending == 1
 
 
-@pytest.mark.system
 async def test_a_restricted_user_is_enough_on_a_cluster() -> None:
     with cluster() as nodes:
         for node in nodes:
@@ -347,45 +346,25 @@ async def test_what_was_learned_before_the_store_was_reached_has_its_age_by_the_
         assert abs(record.learned_at - right()) < 60
 
 
-@pytest.mark.system
-async def test_what_is_too_old_by_the_stores_clock_goes(server: Valkey) -> None:
-    config = MemoryConfig(max_age=3.0)
-    async with replicas(1, server.url, config=config) as [memory]:
-        await stored([memory], "t", numbers(20))
-        await until(lambda: log_of(memory, "t") == [], 8.0)
-
-
 OUTPUTS = [numbers(40, start=100 * n) for n in range(5)]
 
 
-async def assert_stored(server: Valkey) -> None:
-    async with replicas(1, server.url) as later:
-        assert sorted(await agreed(later, "t")) == OUTPUTS
-
-
-async def test_the_last_answers_reach_a_slow_store(server: Valkey) -> None:
-    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=3.0) as memories:
-        await strategy_of(memories[0], "t")
-        proxy.delay = 0.3
+@pytest.mark.parametrize("away", [False, True], ids=["is slow", "comes back"])
+async def test_the_last_answers_reach_a_store_that(server: Valkey, away: bool) -> None:
+    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.3 if away else 3.0) as [memory]:
+        await strategy_of(memory, "t")
+        if away:
+            proxy.open.clear()
+        proxy.delay = 0.0 if away else 0.3
         for output in OUTPUTS:
-            await learn_output(memories[0], "t", output)
-        await asyncio.to_thread(memories[0].stop)
-        assert memories[0].outbox.pending == 0
-    await assert_stored(server)
-
-
-async def test_the_last_answers_reach_a_store_that_comes_back(server: Valkey) -> None:
-    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.3) as memories:
-        await strategy_of(memories[0], "t")
-        proxy.open.clear()
-        for output in OUTPUTS:
-            await learn_output(memories[0], "t", output)
-        stopping = asyncio.create_task(asyncio.to_thread(memories[0].stop))
+            await learn_output(memory, "t", output)
+        stopping = asyncio.create_task(asyncio.to_thread(memory.stop))
         await asyncio.sleep(1.0)
         proxy.open.set()
         await stopping
-        assert memories[0].outbox.pending == 0
-    await assert_stored(server)
+        assert memory.outbox.pending == 0
+    async with replicas(1, server.url) as later:
+        assert sorted(await agreed(later, "t")) == OUTPUTS
 
 
 async def test_a_store_that_stays_away_does_not_keep_the_process(server: Valkey) -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-import numpy as np
 import pytest
 
-from draftwood_memory import MemoryName, MemoryOverrides
 from draftwood_memory.errors import StoreRefusedError, WrongTypeError
 from draftwood_memory.operations import (
-    FillMemory,
-    FillProgress,
     GetStatistics,
     ListOrphans,
     PurgeArms,
@@ -20,11 +16,11 @@ from draftwood_memory.operations import (
     PurgeOrphans,
     PurgeResult,
 )
-from draftwood_memory.records import Kind
 from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, stream_key, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
+    fill,
     learn_output,
     learned_by,
     log_of,
@@ -37,7 +33,7 @@ from tests.memory.helpers import (
     stream_of,
     until,
 )
-from tests.memory.servers import Valkey, cluster
+from tests.memory.servers import Valkey
 
 
 def _upgrade(server: Valkey) -> None:
@@ -45,8 +41,8 @@ def _upgrade(server: Valkey) -> None:
     server.client.hset(tenant_key("t"), "v", str(SCHEMA + 1))
 
 
-async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.1)
+@pytest.mark.usefixtures("checks_often")
+async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey) -> None:
     async with replicas(1, server.url) as [old]:
         async with replicas(1, server.url) as [new]:
             assert await stored([old, new], "t", numbers(10)) == [numbers(10)]
@@ -73,10 +69,7 @@ async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
         await learn_output(old, "t", numbers(10), arm="x/a")
         await stored([old], "t", numbers(10))
         _upgrade(server)
-        fill = FillMemory(
-            MemoryName("t"), Kind.CORPUS, [np.arange(2, dtype=np.int32)], FillProgress(), MemoryOverrides()
-        )
-        for operation in (PurgeMemory("t"), fill):
+        for operation in (PurgeMemory("t"), fill("t", numbers(2))):
             with pytest.raises(StoreRefusedError, match="newer version"):
                 await perform(operation, old)
         assert await perform(PurgeArms(("x/a",)), old) == 0
@@ -91,22 +84,25 @@ def spoil(server: Valkey, key: str | bytes) -> None:
     server.client.set(key, "another program's")  # at once: a key that is gone is restored
 
 
-@pytest.mark.parametrize("spoiled", ["hash", "stream", "both"])
-async def test_other_tenants_go_on(
-    spoiled: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+HASH, STREAM = tenant_key("bad"), stream_key(f"{FINGERPRINT}:bad:", 0)
+
+
+@pytest.mark.usefixtures("checks_often")
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("keys", [[HASH], [STREAM], [HASH, STREAM]])
+async def test_a_memory_waits_until_its_keys_are_free_and_other_tenants_go_on(
+    keys: list[str], known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("draftwood_memory.replica._RETRY_SECONDS", 0.1)
     caplog.set_level(logging.WARNING, "draftwood_memory")
     with Valkey() as server:
         async with replicas(2, server.url) as memories:
-            for tenant in ("bad", "good"):
-                await learn_output(memories[0], tenant, numbers(10))
-                await agreed(memories, tenant)
-            hash_, stream = tenant_key("bad"), stream_of(memories[0], "bad")
-            if spoiled != "stream":
-                spoil(server, hash_)
-            if spoiled != "hash":
-                spoil(server, stream)
+            for tenant in ("bad", "good") if known else ("good",):
+                await stored(memories, tenant, numbers(10))
+            for key in keys:
+                spoil(server, key)
+            for memory in memories:
+                await strategy_of(memory, "bad")
             await until(lambda: all(resident(memory, "bad").problem for memory in memories))
             await learn_output(memories[0], "bad", numbers(10, 100))
             for start in (200, 300, 400):  # rounds, with checks among them
@@ -114,38 +110,17 @@ async def test_other_tenants_go_on(
                 assert numbers(10, start) in await agreed(memories, "good", outboxes=False)
             report = await perform(GetStatistics(None), memories[0])
             assert [one.name.tenant for one in report.memories] == ["good"]
-            assert [memory.counters().failures for memory in memories] == [0, 0]
+            assert [(memory.counters().failures, memory.healthy) for memory in memories] == [(0, True)] * 2
             assert memories[0].counters().outbox_records == 1  # it waits until the key is free
-            assert learned_by(memories[0], "bad") == [numbers(10), numbers(10, 100)]  # and is drafted from meanwhile
+            learned = [numbers(10)] * known + [numbers(10, 100)]
+            assert learned_by(memories[0], "bad") == learned  # and is drafted from meanwhile
             told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
             assert len(told) == 2, told  # once for each process; threads of other tests' memories may warn here
             assert all("memory ffffffffffffffff:bad: cannot be read" in message for message in told)
-
-
-@pytest.mark.parametrize(
-    ("key", "known"),
-    [(tenant_key("bad"), False), (tenant_key("bad"), True), (stream_key(f"{FINGERPRINT}:bad:", 0), False)],
-)
-async def test_a_memory_is_used_again_once_the_key_is_free(
-    monkeypatch: pytest.MonkeyPatch, key: str, known: bool
-) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.05)
-    monkeypatch.setattr("draftwood_memory.replica._RETRY_SECONDS", 0.1)
-    with Valkey() as server:
-        async with replicas(2, server.url) as memories:
-            if known:
-                await learn_output(memories[0], "bad", numbers(10))
-                await agreed(memories, "bad")
-            spoil(server, key)
-            for memory in memories:
-                await strategy_of(memory, "bad")
-            await until(lambda: all(resident(memory, "bad").problem for memory in memories))
-            assert all(memory.healthy and not resident(memory, "bad").loaded for memory in memories)
-            await learn_output(memories[0], "bad", numbers(10, 100))
-            assert memories[0].outbox.pending == 1
-            server.client.delete(key)
-            assert await agreed(memories, "bad") == [numbers(10)] * known + [numbers(10, 100)]
-            assert memories[0].counters().failures == 0
+            server.client.delete(*keys)
+            left = learned if keys == [HASH] else [numbers(10, 100)]  # another program's value replaced the stream
+            await until(lambda: [log_of(memory, "bad") for memory in memories] == [left] * 2)
+            assert (memories[0].outbox.pending, memories[0].counters().failures) == (0, 0)
 
 
 async def test_a_memory_that_takes_none_of_its_records_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,28 +143,8 @@ async def test_operations_fail_for_this_tenant_alone() -> None:
                 await learn_output(memory, tenant, numbers(10), "arm")
                 await until(lambda: not memory.outbox.pending)
             spoil(server, tenant_key("bad"))
-            with pytest.raises(WrongTypeError):
-                await perform(PurgeMemory("bad"), memory)
-            fill = FillMemory(
-                MemoryName("bad"), Kind.CORPUS, [np.arange(9, dtype=np.int32)], FillProgress(), MemoryOverrides()
-            )
-            with pytest.raises(WrongTypeError):
-                await perform(fill, memory)
-            with pytest.raises(WrongTypeError):
-                await perform(PurgeArms(("arm",)), memory)
+            for operation in (PurgeMemory("bad"), fill("bad", numbers(9)), PurgeArms(("arm",))):
+                with pytest.raises(WrongTypeError):
+                    await perform(operation, memory)
             assert log_of(memory, "good", "arm") == []
             assert log_of(memory, "bad", "arm") == [numbers(10)]
-
-
-async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 60.0)
-    with cluster() as nodes:
-        async with replicas(2, f"redis+cluster://127.0.0.1:{nodes[0].port}") as memories:
-            for tenant in ("bad", "good"):
-                await learn_output(memories[0], tenant, numbers(10))
-                await agreed(memories, tenant)
-            [(node, stream)] = [(node, key) for node in nodes for key in node.client.keys("dw:{t:bad}:3:*")]
-            spoil(node, stream)
-            await learn_output(memories[0], "good", numbers(10, 100))
-            assert await agreed(memories, "good") == [numbers(10), numbers(10, 100)]
-            assert [memory.counters().failures for memory in memories] == [0, 0]

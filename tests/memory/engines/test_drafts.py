@@ -152,13 +152,6 @@ def test_without_a_tenant_a_request_drafts_from_its_own_prompt() -> None:
         assert drafted(made, "3", [*TEXT[:40], 999, *TEXT[:4]], draftwood_strategy="hybrid") > 10
 
 
-def test_a_request_that_names_no_tenant_has_the_processes_one() -> None:
-    with engine(tenant="default") as made:
-        assert accepted(made, "1", TEXT[:4]) == 0
-        assert drafted(made, "2", TEXT[:4]) > 10
-        assert accepted(made, "3", TEXT[:4], draftwood_tenant="") == 0
-
-
 def test_options_of_a_request() -> None:
     with engine(tenant="acme") as made:
         assert accepted(made, "1", TEXT[:4], draftwood_learn=0) == 0
@@ -196,7 +189,7 @@ def test_a_wrong_option_costs_the_drafts(
 
 
 def test_whatever_the_engine_does_with_requests_the_answers_are_the_models() -> None:
-    """Requests that join, move to other rows, are read in chunks, preempted, resumed and aborted, at random."""
+    """Requests that join, move to other rows, are read in chunks, preempted, resumed, taken back and aborted."""
     random = np.random.default_rng(5)
     with engine(chunk=5) as made:
         made.order = lambda running: [running[i] for i in random.permutation(len(running))]
@@ -213,25 +206,16 @@ def test_whatever_the_engine_does_with_requests_the_answers_are_the_models() -> 
                     made.abort(one.request_id)
                 elif random.random() < 0.1:
                     one.paused, one.draft = not one.paused, []
+                elif random.random() < 0.05 and len(one.output) > 2:
+                    del one.tokens[one.prompt + 1 :]
+                    one.draft = []
             made.step()
         assert len(made.finished) > 50
         for name, one in made.finished.items():
             assert one.output[: one.most] == plain(MODEL, prompts[name], one.most), name
         assert sum(one.drafted for one in made.finished.values()) > 500
         rested(made)
-
-
-def test_an_engine_that_takes_tokens_back_is_drafted_for_from_there() -> None:
-    with engine(tenant="acme") as made:
-        drafted(made, "1", TEXT[:4])
-        made.add("2", TEXT[:4], 30)
-        for _ in range(3):
-            made.step()
-        one = made.requests["2"]
-        del one.tokens[6:]
-        one.draft = []
-        made.run()
-        assert one.output[:30] == plain(MODEL, TEXT[:4], 30)
+        assert all(resident.pins == 0 for resident in made.drafts.memory.residents.all())
 
 
 def test_replicas_share_through_a_store_and_a_restart_keeps_it(server: Valkey) -> None:
@@ -239,17 +223,13 @@ def test_replicas_share_through_a_store_and_a_restart_keeps_it(server: Valkey) -
         assert accepted(first, "1", TEXT[:4], draftwood_tenant="acme") == 0
         rested(first)  # although no further step comes
         wait_for(lambda: first.drafts.memory.counters().outbox_records == 0, "the outbox to be sent", 20.0)
-        assert drafted(second, "1", TEXT[:4], draftwood_tenant="acme") + _again(second, "acme") > 10
+        drafted(second, "1", TEXT[:4], draftwood_tenant="acme")  # may begin before its memory is there
+        wait_for(lambda: second.drafts.memory.counters().tokens > 0, "the memory to be loaded", 20.0)
+        assert drafted(second, "2", TEXT[:4], draftwood_tenant="acme") > 10
         assert accepted(second, "9", TEXT[:4], draftwood_tenant="other") == 0
     with engine(server.url) as third:
         third.drafts.memory.strategy("acme", "trie")
         assert drafted(third, "1", TEXT[:4], draftwood_tenant="acme") > 10
-
-
-def _again(made: ToyEngine, tenant: str) -> int:
-    """A tenant's first request may begin before its memory is there."""
-    time.sleep(0.2)
-    return drafted(made, "again", TEXT[:4], draftwood_tenant=tenant)
 
 
 def test_a_store_that_is_down_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,26 +362,3 @@ def test_an_engine_that_steps_on_another_thread_says_that_nothing_is_interrupted
             stepping.start()
             stepping.join()
     assert caplog.text.count("cannot be interrupted: it does not step on the main thread") == 1
-
-
-def test_a_batch_is_drafted_for_within_milliseconds() -> None:
-    """32 rows of one tenant with a warm memory; half a millisecond without other work, twice as long beside it."""
-    with engine(tenant="acme") as made:
-        for number in range(4):
-            drafted(made, f"warm {number}", TEXT[:4], 40)
-        for number in range(32):
-            made.add(str(number), TEXT[:4], 50)
-        seconds = []
-        timed: Callable[..., Any] = made.drafts.step
-
-        def step(rows: Any) -> Any:
-            began = time.thread_time()
-            chains = timed(rows)
-            if len(rows) == 32 and (np.diff(chains.offsets) > 0).all():
-                seconds.append(time.thread_time() - began)
-            return chains
-
-        made.drafts.step = step  # type: ignore[method-assign]
-        made.run()
-        assert len(seconds) > 3
-        assert min(seconds) < 0.004

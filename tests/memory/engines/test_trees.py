@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -104,25 +103,11 @@ def test_accepted_tokens_are_counted() -> None:
         assert (stats.accepted_tokens, stats.draft_tokens) == (4, 14)
 
 
-def test_a_batch_of_64_is_drafted_for_within_milliseconds() -> None:
-    """A millisecond without other work, twice as long beside it."""
-    with tree_drafts(16) as drafts:
-        learned(drafts, *TEXTS)
-        seconds = []
-        for size in range(20, 120, 2):
-            rows = [row(str(i), TEXTS[i % 8], size + i) for i in range(64)]
-            began = time.thread_time()
-            trees(drafts, 16, *rows)
-            seconds.append(time.thread_time() - began)
-        print(sorted(seconds)[len(seconds) // 2])
-        assert min(seconds) < 0.004
-
-
 @st.composite
 def random_drafts(draw: st.DrawFn) -> tuple[int, list[DraftTree]]:
     nodes = draw(st.integers(2, 9))
     trees = []
-    for size in draw(st.lists(st.integers(0, nodes - 1), min_size=1, max_size=5)):
+    for size in draw(st.lists(st.integers(0, nodes - 1), max_size=5)):
         parents = [draw(st.integers(-1, i - 1)) for i in range(size)]
         trees.append(DraftTree.of(range(10, 10 + size), parents))
     return nodes, trees
@@ -143,8 +128,3 @@ def test_nodes_are_those_of_the_drafts_below_the_last_token(drawn: tuple[int, li
                 path.add(at)
                 at = above[at]
             assert np.flatnonzero(mask.reshape(-1, nodes, nodes)[row, node]).tolist() == sorted(path)
-
-
-def test_there_may_be_no_sequence() -> None:
-    tokens, mask = fixed_trees(np.empty(0, np.int64), 8, DraftTrees.empty(0))
-    assert (tokens.shape, mask.shape) == ((0,), (0,))
