@@ -120,6 +120,8 @@ async def test_a_memory_waits_until_its_keys_are_free_and_other_tenants_go_on(
             server.client.delete(*keys)
             left = learned if keys == [HASH] else [numbers(10, 100)]  # another program's value replaced the stream
             await until(lambda: [log_of(memory, "bad") for memory in memories] == [left] * 2)
+            if keys == [HASH]:
+                assert await agreed(memories, "bad") == left  # what is drafted from, too
             assert (memories[0].outbox.pending, memories[0].counters().failures) == (0, 0)
 
 
