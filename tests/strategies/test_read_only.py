@@ -10,7 +10,7 @@ import pytest
 
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.base import Drafter, Feedback, Strategy, SupportsReadOnly
+from draftwood_strategies.base import Drafter, Feedback, SupportsReadOnly
 from tests.strategies.arrays import ids
 
 READABLE = ("trie", "recycling", "jacobi", "hybrid")
@@ -46,23 +46,16 @@ def shared(strategy: Any) -> bytes:
     return pickle.dumps([strategy.successors.rows, *strategy.mixture.weights])
 
 
-@pytest.fixture(params=READABLE)
-def strategy(request: pytest.FixtureRequest) -> Strategy:
-    """With something learned."""
-    made = create(request.param)
-    write(made.start(TEXT[:5]), TEXT, made.top_k)
-    return made
-
-
-def test_nothing_shared_changes(strategy: Strategy) -> None:
-    assert isinstance(strategy, SupportsReadOnly)
+@pytest.mark.parametrize("name", READABLE)
+def test_what_is_learned_is_drafted_from_read_only_and_by_no_other_tenant(name: str) -> None:
+    strategy, other = create(name), create(name)
+    fresh = shared(other)
+    write(strategy.start(TEXT[:5]), TEXT, strategy.top_k)
     before = shared(strategy)
+    assert isinstance(strategy, SupportsReadOnly)
+    assert write(strategy.start_read_only(TEXT[:2]), TEXT, strategy.top_k) > 0
     write(strategy.start_read_only(OTHER[:5]), OTHER, strategy.top_k)
     assert shared(strategy) == before
     write(strategy.start(OTHER[:5]), OTHER, strategy.top_k)
     assert shared(strategy) != before
-
-
-def test_it_drafts_from_what_is_known(strategy: Strategy) -> None:
-    assert isinstance(strategy, SupportsReadOnly)
-    assert write(strategy.start_read_only(TEXT[:2]), TEXT, strategy.top_k) > 0
+    assert shared(other) == shared(create(name)) == fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,12 @@ def assert_alike(found: DraftTree, expected: DraftTree) -> None:
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.parents.tolist() == expected.parents.tolist()
     assert np.allclose(found.scores, expected.scores, atol=1e-4)
+
+
+def weights_of(strategy: DeviceStrategy) -> torch.Tensor:
+    weights = strategy.weights_on_device()
+    assert weights is not None
+    return weights
 
 
 NAMES = ["trie", "recycling", "hybrid"]
@@ -223,15 +230,11 @@ def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_afte
         assert stored(strategy) == [[*prompt.tolist(), 5, 6]]
         trees.append(drafter.propose(8))
     assert_alike(*trees)
-
-
-def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
-    strategy = DeviceStrategy(arena())
-    drafter = strategy.start(TEXT)
-    drafter.index_prompt(3)
-    drafter.observe(ids(7, 8), None)
-    drafter.close()
-    assert stored(strategy) == [[7, 8]]
+    ends = device.start(OTHER)  # before its prompt is indexed
+    ends.index_prompt(3)
+    ends.observe(ids(7, 8), None)
+    ends.close()
+    assert stored(device)[-1] == [*OTHER.tolist(), 7, 8]
 
 
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
@@ -286,17 +289,14 @@ def test_a_tenant_that_loses_its_region_gets_what_it_learned_back(name: str) -> 
     device = arena(tenants=1)
     one, other = DeviceStrategy(device, name), DeviceStrategy(device)
     run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
-    before, weights = stored(one), one.weights_on_device()
+    before, weights = stored(one), weights_of(one)
     write(other, OTHER)  # while the other has a live sequence
     assert stored(other) == [OTHER[4:].tolist()]
     device.trie.end(0)
     other.start(ids(1)).close()
     assert (device.trie.tokens("0"), device.trie.tokens("1")) == (0, 36)
     assert stored(one) == before
-    restored = one.weights_on_device()
-    assert weights is not None
-    assert restored is not None
-    assert torch.equal(restored, weights)
+    assert torch.equal(weights_of(one), weights)
     assert stored(other) == [OTHER[4:].tolist()]
 
 
@@ -324,18 +324,13 @@ def test_a_rebuilt_memory_goes_on_with_what_the_earlier_one_learned_besides(name
     earlier, rebuilt = DeviceStrategy(device, name), DeviceStrategy(device, name)
     rebuilt.keep_learned(earlier)
     drafter = earlier.start(ids(1, 2))
-    fresh = earlier.weights_on_device()
+    fresh = weights_of(earlier)
     run(ToyModel(vocab=12), drafter, [1, 2], count=12, budget=8)
     rebuilt.start(ids(1))
-    weights = earlier.weights_on_device()
-    found = rebuilt.weights_on_device()
-    assert fresh is not None
-    assert weights is not None
-    assert found is not None
+    weights = weights_of(earlier)
     assert not torch.equal(weights, fresh)
-    table = weights[device.trie.layout.table :]
-    assert bool(table.any()) is (name != "trie")
-    assert torch.equal(found, weights)
+    assert bool(weights[device.trie.layout.table :].any()) is (name != "trie")
+    assert torch.equal(weights_of(rebuilt), weights)
     with pytest.raises(TypeError, match="those of TrieStrategy are not"):
         rebuilt.keep_learned(TrieStrategy())  # type: ignore[arg-type]
 
@@ -343,14 +338,11 @@ def test_a_rebuilt_memory_goes_on_with_what_the_earlier_one_learned_besides(name
 def test_options_that_differ_from_the_arena_s_are_refused() -> None:
     device = arena()
     assert device.takes(DeviceParts(TrieOptions(capacity_tokens=1024), None))
-    for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
+    options = ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512})
+    others: list[tuple[str, Any]] = [*product(("trie", "hybrid"), options), ("jacobi", {})]
+    for name, given in [*others, ("hybrid", {"sources": "trie,jacobi"})]:
         with pytest.raises(ValueError, match="does not take"):
-            DeviceStrategy(device, **options)
-        with pytest.raises(ValueError, match="does not take"):
-            DeviceStrategy(device, "hybrid", **options)
-    for name in ("jacobi", "hybrid"):
-        with pytest.raises(ValueError, match="does not take"):
-            DeviceStrategy(device, name, **({"sources": "trie,jacobi"} if name == "hybrid" else {}))
+            DeviceStrategy(device, name, **given)
     with pytest.raises(ValueError, match=r"^learn"):
         DeviceStrategy(device, learn="all")
 

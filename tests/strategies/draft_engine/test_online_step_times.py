@@ -35,13 +35,10 @@ def serve(times: OnlineStepTimes, rows: int, of_token: float, score: float, step
     return plain
 
 
-def test_before_the_first_step_likely_tokens_are_drafted() -> None:
-    assert drafted(OnlineStepTimes(), 1, 0.5) == 16
-
-
-@pytest.mark.parametrize("rows", [1, 8, 32])
-def test_steps_teach_that_tokens_are_dear(rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 32])
+def test_likely_tokens_are_drafted_until_steps_teach_that_tokens_are_dear(rows: int) -> None:
     times = OnlineStepTimes()
+    assert drafted(times, rows, 0.5) == rows * 16
     serve(times, rows, of_token=0.6, score=0.25, steps=30)
     assert drafted(times, rows, 0.25) == 0
     assert drafted(times, rows, 0.99) > 0
@@ -109,26 +106,18 @@ def test_rows_that_were_not_seen_begin_with_what_others_cost() -> None:
     assert at(times, 16, 2) / at(times, 8, 2) == pytest.approx(at(times, 16, 8) / at(times, 8, 8))
 
 
-def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
-    times = OnlineStepTimes()
-    for _ in range(20):
-        times.observe(StepSize(1, 1), 0.004)
-    for _ in range(3):
-        times.observe(StepSize(12, 1), 0.045)
-        assert drafted(times, 1, 0.3) > 0
-    times.observe(StepSize(12, 1), 0.045)  # it was no accident
-    assert drafted(times, 1, 0.3) == 0
-
-
 @pytest.mark.parametrize(("seconds_later", "drafts"), [(0.006, True), (0.045, False)])
-def test_drafts_that_looked_dear_are_tried_again_now_and_then(seconds_later: float, drafts: bool) -> None:
+def test_slow_first_steps_of_a_size_end_no_drafts_and_later_ones_until_they_are_tried_again(
+    seconds_later: float, drafts: bool
+) -> None:
     """A step after 256, 512 and so on finds out whether what made them dear is over."""
     times = OnlineStepTimes()
     for _ in range(20):
         times.observe(StepSize(1, 1), 0.004)
     for _ in range(4):
+        assert drafted(times, 1, 0.3) > 0
         times.observe(StepSize(12, 1), 0.045)
-    assert drafted(times, 1, 0.3) == 0
+    assert drafted(times, 1, 0.3) == 0, "it was no accident"
     with_drafts = 0
     for _ in range(8200):
         tokens = 1 + drafted(times, 1, 0.3)

@@ -15,10 +15,11 @@ from draftwood_strategies.draft_engine.step_times import (
     measure,
 )
 
-times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)
 
-
-@given(times, st.lists(st.tuples(st.integers(1, 400), st.floats(-0.5, 1.0)), max_size=30))
+@given(
+    st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 400), st.floats(-0.5, 1.0)), max_size=30),
+)
 def test_the_curve_is_lawful_whatever_was_timed(seconds: dict[int, float], surprises: list[tuple[int, float]]) -> None:
     curve = StepTimeCurve(seconds)
     for tokens, error in surprises:
@@ -69,16 +70,20 @@ def test_beyond_what_was_measured_a_step_costs_more_even_if_the_last_sizes_cost_
     assert step_times({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0}).between(4000, 4000, 1)[0] > 40.0
 
 
-def test_measures_every_size_and_keeps_the_fastest_run() -> None:
+@pytest.mark.parametrize("slow", ["some runs", "first runs", "changes of the size"])
+def test_measures_every_size_and_keeps_the_fastest_run(slow: str) -> None:
+    """With 4-bit weights the first step of one token took a second, beside 0.02 s for the next ones."""
     runs: list[int] = []
 
     def step(size: int) -> float:
+        first, changed = size not in runs, size not in runs[-1:]
         runs.append(size)
-        return size * 0.001 + (5.0 if len(runs) % 5 == 0 else 0.0)
+        is_slow = {"some runs": len(runs) % 5 == 0, "first runs": first, "changes of the size": changed}[slow]
+        return size * 0.001 + (1.0 if is_slow else 0.0)
 
-    curve = measure(step, largest=20, limit=60.0)
+    curve = measure(step, largest=20, limit=0.0 if slow == "first runs" else 60.0)
     assert curve.sizes.tolist() == [n for n in KNOTS if n < 20] + [20]
-    assert curve(20) == pytest.approx(0.02)
+    assert [curve(size) for size in (1, 8, 20)] == pytest.approx([0.001, 0.008, 0.02])
 
 
 def test_stops_measuring_at_the_limit() -> None:
@@ -90,31 +95,6 @@ def test_stops_measuring_at_the_limit() -> None:
 
     measure(step, largest=2, limit=0.0)
     assert runs == [2, 1, 1, 2]  # a short step is run twice
-
-
-def test_a_size_that_its_first_run_was_slow_for_is_timed_again() -> None:
-    """With 4-bit weights the first step of one token took a second, beside 0.02 s for the next ones."""
-    ran = set[int]()
-
-    def step(size: int) -> float:
-        first = size not in ran
-        ran.add(size)
-        return size * 0.001 + (1.0 if first else 0.0)
-
-    curve = measure(step, largest=20, limit=0.0)
-    assert curve(1) == pytest.approx(0.001)
-    assert curve(8) == pytest.approx(0.008)
-
-
-def test_what_a_change_of_the_size_costs_is_not_part_of_the_curve() -> None:
-    latest = 0
-
-    def step(size: int) -> float:
-        nonlocal latest
-        latest, changed = size, size != latest
-        return size * 0.001 + (0.05 if changed else 0.0)
-
-    assert measure(step, largest=20, limit=60.0)(8) == pytest.approx(0.008)
 
 
 def test_drafts_and_changes_are_taken_off_before_the_curve_is_corrected() -> None:
@@ -142,26 +122,25 @@ def test_a_second_block_of_rows_costs_as_much_as_if_it_were_full() -> None:
 def test_further_sequences_cost_what_their_steps_show(first: float) -> None:
     times = step_times({1: 2.0, 64: 4.0}, first)
     assert seconds_of(times, 8, 8) == pytest.approx(seconds_of(times, 8) + 7 * first)
+
+    def took(tokens: int, sequences: int) -> float:
+        return 2.0 + 2.0 * (tokens - 1) / 63 + 0.5 * (sequences - 1)
+
     for _ in range(300):
-        for tokens, sequences in ((8, 1), (8, 8), (40, 8), (4, 4)):
-            took = 2.0 + 2.0 * (tokens - 1) / 63 + 0.5 * (sequences - 1)
-            times.observe(StepSize(tokens, sequences), took)
-    for tokens, sequences in ((8, 1), (8, 8), (40, 8), (20, 6)):
-        expected = 2.0 + 2.0 * (tokens - 1) / 63 + 0.5 * (sequences - 1)
-        assert seconds_of(times, tokens, sequences) == pytest.approx(expected, rel=0.07)
+        for size in ((8, 1), (8, 8), (40, 8), (4, 4)):
+            times.observe(StepSize(*size), took(*size))
+    for size in ((8, 1), (8, 8), (40, 8), (20, 6)):
+        assert seconds_of(times, *size) == pytest.approx(took(*size), rel=0.07)
 
 
 def test_wide_steps_of_many_sequences_are_learned_from_such_steps_alone() -> None:
     """Another process came: everything takes twice as long, and width three times as long."""
     times = step_times({1: 3.0, 32: 5.0, 64: 6.0, 128: 9.0}, 0.2)
-
-    def took(tokens: int) -> float:
-        return 6.0 + 0.15 * tokens + 0.4 * 31
-
+    narrow, wide = 6.0 + 0.15 * 32 + 0.4 * 31, 6.0 + 0.15 * 300 + 0.4 * 31
     for _ in range(300):
-        for tokens in (32, 300):
-            times.observe(StepSize(tokens, 32), took(tokens))
-    assert seconds_of(times, 300, 32) - seconds_of(times, 32, 32) == pytest.approx(took(300) - took(32), rel=0.05)
+        times.observe(StepSize(32, 32), narrow)
+        times.observe(StepSize(300, 32), wide)
+    assert seconds_of(times, 300, 32) - seconds_of(times, 32, 32) == pytest.approx(wide - narrow, rel=0.05)
 
 
 def test_longer_contexts_cost_what_their_steps_show() -> None:
