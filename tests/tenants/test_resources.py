@@ -169,7 +169,7 @@ async def test_a_damaged_value_is_unreadable(valkey: Valkey, redis: RedisResourc
     await redis.write([Write("tenants", "a", b"1", 0)])
     valkey.client.hset("dw:{resources}:values", "tenants:a:", "damaged")
     page = await redis.changes(Cursor())
-    assert (page.unreadable, page.foreign) == ({"tenants:a:"}, False)
+    assert (page.unreadable, page.foreign) == ({"tenants:a:"}, frozenset())
 
 
 async def test_an_older_server_does_not_overwrite(valkey: Valkey, redis: RedisResources) -> None:
