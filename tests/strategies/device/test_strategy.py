@@ -14,12 +14,7 @@ import torch
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import (
-    BatchStrategy,
     Feedback,
-    PromptIndexer,
-    SupportsReadOnly,
-    SupportsRebuild,
-    UsesModelTable,
 )
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device import draft_device
@@ -72,27 +67,6 @@ NAMES = ["trie", "recycling", "hybrid"]
 MIXING = NAMES[1:]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_offers_what_the_host_s_strategy_does(name: str) -> None:
-    strategy = DeviceStrategy(arena(), name)
-    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild, UsesModelTable):
-        assert isinstance(strategy, protocol)
-    assert strategy.top_k == create(name).top_k
-    assert isinstance(strategy.start(ids(1)), PromptIndexer)
-
-
-@pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
-def test_drafts_are_valid_and_what_is_accepted_is_what_the_model_writes(part: str) -> None:
-    strategy = DeviceStrategy(arena(learn=part), learn=part)
-    steps = []
-    for _ in range(2):
-        drafter = strategy.start(ids(1, 2))
-        steps.append(run(ToyModel(vocab=12), drafter, [1, 2], count=20, budget=8))
-        drafter.close()
-    assert len(steps[1]) < len(steps[0])
-    assert sum(map(len, stored(strategy))) == strategy.tokens > 0
-
-
 @pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
 @pytest.mark.parametrize("seed", range(2))
 def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, seed: int) -> None:
@@ -123,12 +97,13 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
     assert device.tokens == host.tokens
 
 
-@pytest.mark.parametrize("name", MIXING)
-def test_mixed_drafts_are_valid_and_as_long_as_the_host_s(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_are_valid_and_accepted_as_often_as_the_host_s(name: str) -> None:
     lengths = []
     for strategy in (DeviceStrategy(arena(), name), create(name)):
+        assert strategy.top_k == (0 if name == "trie" else 8)
         steps = [len(run(ToyModel(vocab=12), strategy.start(ids(1, 2)), [1, 2], 40, budget=8)) for _ in range(2)]
-        assert steps[1] < steps[0] < 40
+        assert steps[1] < steps[0]
         lengths.append(sum(steps))
     assert lengths[0] <= 1.1 * lengths[1]
 
