@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -171,17 +170,6 @@ def test_the_pool_keeps_the_newest() -> None:
         pool.add((key, 9, 9))
     assert [bool(pool.after(key)) for key in (1, 2, 3, 4)] == [True, False, True, True]
     assert len(pool) == 4
-
-
-def test_rates_follow_what_comes_true() -> None:
-    rates = JacobiStrategy(ngram=4, guesses=2).rates
-    for _ in range(200):
-        rates.observe([(1, 2, 3), (7, 8, 9)], 10, [1, 2, 5])
-    newest, older = rates.scores(0), rates.scores(1)
-    assert newest == pytest.approx([1.0, 1.0, 0.0], abs=0.01)
-    assert older[0] == pytest.approx(0.0, abs=0.01)
-    assert rates.worth == pytest.approx(2 / 10, abs=0.01)
-    assert all(a >= b for a, b in itertools.pairwise(newest))
 
 
 def test_without_feedback_it_goes_on() -> None:

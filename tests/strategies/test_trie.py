@@ -97,14 +97,6 @@ def test_the_prompt_is_drafted_without_any_memory() -> None:
     assert best_path(drafter.propose(8)) == prompt[12:20].tolist()
 
 
-def test_a_tree_holds_both_continuations_of_a_phrase_the_frequent_one_first() -> None:
-    strategy = taught(TrieStrategy(), [[1, 2, 3, last, 4] for last in (8, 8, 9, 8)])
-    tree = written(strategy, ids(50), ids(1, 2, 3)).propose(16)
-    first_level = tree.tokens[tree.parents == -1].tolist()
-    assert first_level[:2] == [8, 9]
-    assert (8, 4) in paths(tree)
-
-
 @pytest.mark.parametrize(("learn", "outputs", "prompts"), [("outputs", 1, 0), ("prompts", 0, 1), ("both", 1, 1)])
 def test_the_learn_option_decides_what_the_memory_learns(learn: Any, outputs: int, prompts: int) -> None:
     strategy = TrieStrategy(learn=learn)

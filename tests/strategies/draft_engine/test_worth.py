@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import EMPTY_TREE
 from draftwood_strategies.arrays import Float64Array
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.draft_engine.step_times import StepTimeCurve
@@ -23,7 +22,6 @@ from draftwood_strategies.draft_engine.worth import (
     with_branches,
     with_change,
     with_drafts,
-    worthwhile_branches,
     worthwhile_chains,
 )
 from tests.strategies.test_draft import paths, trees
@@ -146,25 +144,3 @@ def test_branches_are_paths_beside_the_first_of_each_tree(drafts: list[DraftTree
     assert branches_in(trees.parents, trees.offsets) == sum(of_each)
     dear = with_branches(seconds, trees, 0.5)(2, 2 + len(trees.tokens))
     assert dear == pytest.approx(seconds(2, 2 + len(trees.tokens)) + 0.5 * branches(trees))
-
-
-BUSH = DraftTree.of([1, 2, 3, 4, 5], [-1, 0, 1, -1, 3], np.array([0.6, 0.5, 0.3, 0.4, 0.25], np.float32))
-"""A chain of three, and another one of two beside it."""
-
-
-def test_branches_that_cost_nothing_stay() -> None:
-    trees = DraftTrees.of([BUSH])
-    assert worthwhile_branches(trees, 1, seconds, 0.0) is trees
-    assert worthwhile_branches(trees, 1, seconds, 0.001) is trees
-    nothing = DraftTrees.of([EMPTY_TREE, EMPTY_TREE])
-    assert worthwhile_branches(nothing, 2, seconds, 2.0) is nothing
-
-
-def test_chains_are_offered_where_branches_cost_more_than_they_bring() -> None:
-    trees = DraftTrees.of([BUSH, DraftTree.of([7])])
-    chains = worthwhile_branches(trees, 2, seconds, 2.0)
-    assert [chains[row].tokens.tolist() for row in range(2)] == [[1, 2, 3], [7]]
-    assert [chains[row].parents.tolist() for row in range(2)] == [[-1, 0, 1], [-1]]
-    # The second best node begins the branch, so the tree is worth no more than its first node.
-    small = DraftTrees.of([DraftTree.of([1, 2, 3], [-1, 0, -1], np.array([0.5, 0.4, 0.45], np.float32))])
-    assert worthwhile_branches(small, 1, seconds, 2.0).tokens.tolist() == [1, 2]

@@ -103,24 +103,6 @@ def test_weights_stay_bounded_however_long_the_traffic() -> None:
         assert name == "seen" or np.abs(weights).max() <= 8.0
 
 
-def test_the_first_tokens_count_more_than_later_ones() -> None:
-    """So the weights adapt soon to text that the prior was not fitted to."""
-
-    def step(seen: float) -> float:
-        mixture = Mixture(None)
-        mixture.weights.seen[:] = seen
-        sequence, before = MixtureDrafter(mixture, ids(1)), mixture.weights.escapes.copy()
-        sequence.draft([DraftTree.of([7], scores=[0.9])], 4)
-        sequence.observe(ids(8), None)
-        assert mixture.weights.seen.sum() == pytest.approx(seen * mixture.weights.seen.size + 1)
-        return float((mixture.weights.escapes - before).max())
-
-    later = step(1e6)
-    assert later > 0
-    assert step(0) == pytest.approx(5 * later, rel=0.01)
-    assert step(40) == pytest.approx(3 * later, rel=0.01)
-
-
 def counted(drafted: DraftTree, sources: Int32Array, verified: DraftTree, accepted: Int32Array) -> list[list[int]]:
     """[source] -> nodes verified and accepted."""
     counts = np.zeros((2, SOURCES + 1), np.int64)
