@@ -105,20 +105,6 @@ def test_a_prediction_at_a_rejected_node_is_drafted_later() -> None:
     assert drafter.propose(1).tokens.tolist() == [9]
 
 
-def test_the_longer_context_wins_where_both_are_known() -> None:
-    strategy = RecyclingStrategy()
-    for before, then in ((1, 7), (2, 8), (1, 7), (2, 8)):
-        drafter = strategy.start(ids(9, before))
-        drafter.propose(4)
-        drafter.observe(ids(5), Feedback(ids(before), ids(-1), ids(5), tops(5)))
-        drafter.propose(4)
-        drafter.observe(ids(then), Feedback(ids(5), ids(-1), ids(then), tops(then)))
-    for before, then in ((1, 7), (2, 8)):
-        drafter = strategy.start(ids(9, before))
-        drafter.observe(ids(5), None)
-        assert drafter.propose(1).tokens.tolist() == [then]
-
-
 @pytest.mark.parametrize("budget", [1, 16, 200])
 def test_on_a_model_of_two_tokens_context_it_learns_to_draft_everything(budget: int) -> None:
     model, strategy = ToyModel(), RecyclingStrategy()
