@@ -85,8 +85,9 @@ def test_measures_every_size_and_keeps_the_fastest_run(slow: str) -> None:
     def step(size: int) -> float:
         first, changed = size not in runs, size not in runs[-1:]
         runs.append(size)
-        is_slow = {"some runs": len(runs) % 5 == 0, "first runs": first, "changes of the size": changed}[slow]
-        return size * 0.001 + (1.0 if is_slow else 0.0)
+        if slow == "changes of the size":
+            return size * 0.001 + 0.05 * changed
+        return size * 0.001 + 1.0 * (first if slow == "first runs" else len(runs) % 5 == 0)
 
     curve = measure(step, largest=20, limit=0.0 if slow == "first runs" else 60.0)
     assert curve.sizes.tolist() == [n for n in KNOTS if n < 20] + [20]
