@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_strategies.options import Option, check, read_options
+from draftwood_strategies.options import Option, Range, check, read_options
 from draftwood_strategies.registry import UnknownStrategyError, check_options, create
 from tests import phrase_book
 
@@ -73,6 +73,11 @@ def test_a_strategy_that_does_not_exist(name: str, given: dict[str, Any]) -> Non
 def test_a_strategy_that_is_made_directly_checks_its_options(name: str, option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: 0 is not allowed; it must"):
         create(name, **{option: 0})
+
+
+def test_a_range_may_have_no_lower_bound() -> None:
+    with pytest.raises(ValueError, match=r"^depth: 6 is not allowed; it must be below 6$"):
+        Option("depth", int, 3, Range(maximum=6, open=True)).checked(6)
 
 
 def test_a_factory_whose_annotations_are_missing_or_cannot_be_evaluated_takes_any_value() -> None:

@@ -37,6 +37,7 @@ TRIE = "drafting: {strategy: trie, options: {"
         ("drafting: {maxNodes: 65}", "drafting.max_nodes: 65 is not allowed; it must lie in [0, 64]"),
         (TRIE + "x: 1}}", "drafting.options.x: there is no such option; there are: branch_length,"),
         (TRIE + "branch_length: 0}}", "drafting.options.branch_length: 0 is not allowed; it must lie in"),
+        (TRIE + "branch_length: true}}", "drafting.options.branch_length: True is not allowed"),
         (TRIE + "branch_length: [8]}}", "drafting.options.branch_length: must be a number, a text, true or"),
         (TRIE + "learn: both}}", "drafting.options.learn: follows from learning.scope of the tenant"),
         ("drafting: {options: {sources: a}}", "drafting.options: no strategy is named 'a'"),

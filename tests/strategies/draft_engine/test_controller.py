@@ -15,6 +15,7 @@ from draftwood_strategies.draft_engine.controller import (
     pause_all,
     rows_of,
     step_all,
+    worth_drafting_ahead,
 )
 from draftwood_strategies.draft_engine.engine import Ask, DraftEngine, NoDraft, Verifies, added_seconds
 from draftwood_strategies.draft_engine.guard import IndexingBudget
@@ -127,3 +128,12 @@ def test_a_row_without_a_draft_has_a_reason() -> None:
     assert step(0) is NoDraft.FAILED
     drafts.end(session)
     assert session.stats.no_draft == "off: the strategy failed"
+
+
+@pytest.mark.parametrize(
+    ("drafted", "worth", "sharing", "nodes"), [(0, 0, 8, 2), (0, 0, 256, 1), (16, 8, 1, 11), (16, 16, 1, 32)]
+)
+def test_drafts_ahead_have_room_for_what_was_worth_its_time_and_some_more(
+    drafted: int, worth: int, sharing: int, nodes: int
+) -> None:
+    assert worth_drafting_ahead(64, drafted, worth, sharing) == nodes

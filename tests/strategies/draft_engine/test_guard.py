@@ -436,9 +436,12 @@ def test_a_batch_that_fails_is_asked_one_by_one_and_costs_those_that_fail_their_
     trees = propose_all(drafters, np.full(4, 16, np.int32))
     assert [tree.tokens.tolist() for tree in trees] == [[5, 6], [], [5, 6], []]
     observe_all(drafters, np.full(4, 5, np.int32), np.arange(5, dtype=np.int32), None)
-    reasons = [drafter.stats.drafting_disabled_reason.partition(":")[0] for drafter in drafters]
-    failed = ["propose raised RuntimeError", "observe raised RuntimeError", "propose raised MalformedTreeError"]
-    assert reasons == ["", *failed]
+    alone = LoneDrafter(InBatches(FakeStrategy(raises_in="observe")))
+    alone.propose(16)
+    alone.observe([5], NOTHING)
+    reasons = [drafter.stats.drafting_disabled_reason.partition(":")[0] for drafter in [*drafters, alone]]
+    propose, observe = (f"{call} raised RuntimeError" for call in ("propose", "observe"))
+    assert reasons == ["", propose, observe, "propose raised MalformedTreeError", observe]
 
 
 def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> None:
@@ -469,3 +472,18 @@ def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> Non
     assert calls == [2, 2]
     assert [drafter.stats.draft_seconds for drafter in drafters] == pytest.approx([0.2, 0.6, 0.2])
     assert trie.tokens == 6, "each sequence of the trie was told what it wrote"  # type: ignore[attr-defined]
+
+
+def test_a_debt_is_forgiven_with_the_pause_that_makes_up_for_it() -> None:
+    account = draft_account.DraftAccount(DraftCostModel())
+    rows = draft_account.rows_of([account])
+    for _ in range(3):
+        step_all([account], STEP, np.array([0], np.int32), np.zeros(1), 1)
+    draft_account.charge_all(rows, 10 * STEP)
+    assert draft_account.overdrawn(rows) == []
+    for _ in range(40):
+        draft_account.charge_all(rows, STEP)
+    assert draft_account.overdrawn(rows) == [0]
+    assert account.suspend() == pytest.approx(50 / TRIED_SHARE, abs=1)
+    assert account.suspended
+    assert draft_account.overdrawn(rows) == []

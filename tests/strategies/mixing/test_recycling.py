@@ -112,6 +112,7 @@ def test_on_a_model_of_two_tokens_context_it_learns_to_draft_everything(budget: 
         steps = run(model, strategy.start(ids(seed, 2)), [seed, 2], 600, budget)
     reached = np.mean(steps[-20:])
     assert reached > {1: 1.9, 16: 12.0, 200: 40.0}[budget]
+    assert strategy.nbytes >= RecyclingStrategy().nbytes > 0
 
 
 def test_the_rows_of_the_model_draft_for_all_tenants_and_none_writes_to_them() -> None:
