@@ -181,6 +181,20 @@ def test_start_marks_are_never_drafted_or_returned(learn: Any) -> None:
     assert all(START not in sequence for sequence in strategy.sequences())
 
 
+def test_scores_learn_which_source_is_right() -> None:
+    """A memory that is always wrong loses weight against the prompt that is right."""
+    strategy = taught(TrieStrategy(), [[1, 2, 3, 66, 67]] * 30)
+    prompt = ids(1, 2, 3, 77, 78)
+    before = written(strategy, prompt, ids(1, 2, 3)).propose(8)
+    for _ in range(200):
+        drafter = written(strategy, prompt, ids(1, 2, 3))
+        drafter.propose(8)
+        drafter.observe(ids(77), None)
+    after = written(strategy, prompt, ids(1, 2, 3)).propose(8)
+    score = {name: float(tree.scores[tree.tokens == 77][0]) for name, tree in (("before", before), ("after", after))}
+    assert score["after"] > score["before"] + 0.02
+
+
 def test_scores_learn_which_tokens_are_right() -> None:
     """After the same matches, a token that always comes true is more probable than one that never does."""
     strategy = TrieStrategy()
