@@ -201,7 +201,9 @@ def _ends(values: Features) -> Features:
 
 
 def _in_bins(times: Features, weights: Features) -> Features:
-    return np.bincount(np.minimum(times / _BIN, _BINS - 1).astype(int), weights=weights, minlength=_BINS)
+    found: Features = np.zeros(_BINS)
+    np.add.at(found, np.minimum(times / _BIN, _BINS - 1).astype(int), weights)
+    return found
 
 
 def guess(known: Features, known_prompts: Sequence[int], others: Features, prompts: Sequence[int]) -> Guessed:

@@ -3,10 +3,10 @@ and what they draft."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -43,7 +43,7 @@ TEXT_TOKENS, MEMORY_TOKENS = 512, 1024
 CPU = torch.device("cpu")
 
 
-def int32(numbers: Sequence[Any] | Int32Array) -> torch.Tensor:
+def int32(numbers: npt.ArrayLike) -> torch.Tensor:
     return torch.tensor(np.asarray(numbers, np.int32))
 
 

@@ -63,10 +63,14 @@ class LoneDrafter(GuardedDrafter):
     """The drafter of a sequence that is asked alone, as a step's only one."""
 
     def __init__(
-        self, strategy: Any, cost_model: DraftCostModel | None = None, watchdog: Watchdog | None = None, **asked: bool
+        self,
+        strategy: Any,
+        cost_model: DraftCostModel | None = None,
+        watchdog: Watchdog | None = None,
+        learns: bool = True,
     ) -> None:
         self.failures: Counter[str] = Counter()
-        self.request = Asked(Drafting("theirs", max_nodes=16), **asked)
+        self.request = Asked(Drafting("theirs", max_nodes=16), learns)
         cost_model = cost_model or DraftCostModel()
         super().__init__(self.request, strategy, DraftStats(), VOCAB, self.failures, cost_model, watchdog)
 
