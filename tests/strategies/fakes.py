@@ -1,10 +1,10 @@
-"""A strategy that does as tests tell it, and a clock that they set."""
+"""A strategy that does as tests tell it, a hybrid of such, and a clock that they set."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from draftwood_strategies import Drafter, DraftTree, Feedback
+from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy
 from draftwood_strategies.arrays import Int32Array
 
 
@@ -62,3 +62,10 @@ class FakeStrategy:
     def close(self) -> None:
         self.closed += 1
         self._do("close")
+
+
+def hybrid_of(sources: str = "none", **parts: Any) -> HybridStrategy:
+    """A hybrid of these parts, and of the successor table among `sources` if there is one."""
+    hybrid = HybridStrategy(sources=sources)
+    hybrid.parts = parts
+    return hybrid

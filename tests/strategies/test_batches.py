@@ -1,7 +1,8 @@
-"""Drafting for several sequences in one call: the same drafts as one by one, and one sequence's fault stays its own."""
+"""Drafting for several sequences: in one call the same drafts as one by one, and what they share but for readers."""
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create, dispatch
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create
 from draftwood_strategies import threads as row_threads
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
+from draftwood_strategies.base import BatchStrategy, Drafter, StepFeedback, SupportsReadOnly
 from draftwood_strategies.draft import DraftTrees, checked_all
 from tests.strategies.arrays import ids
 from tests.strategies.test_draft import trees
@@ -96,103 +97,21 @@ def feedback_of(tree: DraftTree, random: np.random.Generator) -> Feedback:
     return Feedback(np.append(ids(0), tree.tokens).astype(np.int32), parents, top[:, 0].copy(), top)
 
 
-class FaultyDrafter:
-    """Drafts this tree, or fails without one."""
-
-    def __init__(self, tree: DraftTree | None) -> None:
-        self.tree = tree
-
-    def propose(self, budget: int) -> DraftTree:
-        if self.tree is None:
-            raise ValueError("broken")
-        return self.tree
-
-
-class Faulty:
-    """A strategy that drafts in batches, and fails where a drafter that does takes part."""
-
-    top_k = 0
-
-    def start(self, prompt: Int32Array) -> Any:
-        raise NotImplementedError
-
-    def propose_all(self, drafters: Any, budgets: Int32Array) -> DraftTrees:
-        return DraftTrees.of([drafter.propose(0) for drafter in drafters])
-
-    def observe_all(self, drafters: Any, accepted: Int32Array, offsets: Int32Array, feedback: Any) -> None:
-        for drafter in drafters:
-            drafter.propose(0)
-
-
-class Untimed:
-    """Calls whose faults are noted."""
-
-    def __init__(self) -> None:
-        self.failures: list[tuple[int, str, str]] = []
-
-    def failed(self, i: int, method: str, error: Exception) -> None:
-        self.failures.append((i, method, type(error).__name__))
-
-    def timed(self, sequences: Any, owner: object, function: Any, *args: Any) -> Any:
-        return function(*args)
-
-    def charge(self, seconds: float) -> None:
-        raise NotImplementedError
-
-
-def test_a_batch_that_fails_is_asked_one_by_one() -> None:
-    calls = Untimed()
-
-    def proposed(drafters: list[FaultyDrafter]) -> DraftTrees:
-        budgets = np.full(len(drafters), 8, np.int32)
-        return dispatch.run_together([dispatch.proposing(strategy, drafters, budgets, 100, calls)])[0]
-
-    fails, other, strategy = FaultyDrafter(None), FaultyDrafter(DraftTree.of([5, 6])), Faulty()
-    drafters = [other, fails, other, FaultyDrafter(DraftTree.of(range(9)))]
-    found = proposed(drafters)
-    assert [found[i].tokens.tolist() for i in range(4)] == [[5, 6], [], [5, 6], []]
-    assert calls.failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
-    calls.failures.clear()
-    alone = proposed([fails])
-    dispatch.observe_all(strategy, [fails], ids(1), ids(0, 1), None, calls)
-    assert same(alone[0], EMPTY_TREE)
-    assert calls.failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
-    assert isinstance(strategy, Strategy)
-
-
 @pytest.mark.parametrize(
     ("offsets", "problem"),
     [
+        ([0.0, 2.0, 3.0], r"offsets must be a int32\[n\] array, not float64\[3\]"),
         ([0, 2], "offsets must delimit 2 trees of 3 nodes"),
-        ([0, 2, 2], "offsets must delimit 2 trees of 3 nodes"),
         ([1, 2, 3], "offsets must delimit 2 trees of 3 nodes"),
-        ([0, 4, 3], r"drafts have at most \[2, 2\] nodes, not \[4, -1\]"),
         ([0, 3, 3], r"drafts have at most \[2, 2\] nodes, not \[3, 0\]"),
         ([0, 1, 3], "tree 1: a parent comes before its child and is at least -1, but node 1 has token 7, parent 1"),
     ],
 )
-def test_malformed_trees_are_refused(offsets: list[int], problem: str) -> None:
-    found = DraftTrees(ids(5, 6, 7), ids(-1, -1, 1), np.full(3, 0.5, np.float32), ids(*offsets))
+def test_malformed_trees_are_refused(offsets: Any, problem: str) -> None:
+    begins = np.array(offsets) if isinstance(offsets[0], float) else ids(*offsets)
+    found: Any = DraftTrees(ids(5, 6, 7), ids(-1, -1, 1), np.full(3, 0.5, np.float32), begins)
     with pytest.raises(MalformedTreeError, match=problem):
         checked_all(found, ids(2, 2), 100)
-
-
-@given(st.lists(trees(12), min_size=1, max_size=4))
-def test_each_tree_is_checked_by_itself_and_against_its_own_budget(drafts: list[DraftTree]) -> None:
-    proposed, budgets = DraftTrees.of(drafts), ids(*map(len, drafts))
-    assert checked_all(proposed, budgets, 101) is proposed
-    for row, tree in enumerate(drafts):
-        less = budgets.copy()
-        less[row] -= 1
-        if len(tree):
-            with pytest.raises(MalformedTreeError, match="drafts have at most"):
-                checked_all(proposed, less, None)
-
-
-def test_a_begin_of_another_type_is_refused() -> None:
-    wrong: Any = np.array([0.0, 1.0])
-    with pytest.raises(MalformedTreeError, match=r"offsets must be a int32\[n\] array, not float64\[2\]"):
-        checked_all(DraftTrees(ids(5), ids(-1), np.ones(1, np.float32), wrong), ids(2), 100)
 
 
 @given(st.lists(trees(12), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
@@ -222,3 +141,51 @@ def test_feedback_of_some_sequences_is_theirs(drafts: list[DraftTree], data: st.
         assert own.predictions.tolist() == parts[row].predictions.tolist()
         assert own.top_tokens.tolist() == parts[row].top_tokens[:, :3].tolist()  # type: ignore[index]
         assert found.feedback(at, 0).top_tokens is None
+
+
+READABLE = ("trie", "recycling", "jacobi", "hybrid")
+TEXT = np.arange(40, dtype=np.int32) % 13 + 1
+OTHER = np.arange(40, dtype=np.int32) % 7 + 20
+
+
+def write(drafter: Drafter, text: Int32Array, top_k: int) -> int:
+    """Drafts and writes the text, two tokens a step; returns how many nodes were drafted."""
+    drafted, last = 0, int(text[0])
+    for at in range(1, len(text) - 1, 2):
+        tree, accepted = drafter.propose(16), text[at : at + 2]
+        drafted += len(tree)
+        tokens = np.append(ids(last), tree.tokens).astype(np.int32)
+        parents = np.append(ids(-1), tree.parents + 1).astype(np.int32)
+        predictions = np.full(tokens.size, accepted[0], np.int32)
+        top = np.tile(np.append(accepted, np.arange(100, 100 + max(top_k - 2, 0))).astype(np.int32), (tokens.size, 1))
+        drafter.observe(accepted, Feedback(tokens, parents, predictions, top[:, :top_k] if top_k else None))
+        last = int(accepted[-1])
+    drafter.close()
+    return drafted
+
+
+def shared(strategy: Any) -> bytes:
+    """All that its sequences share, bit for bit."""
+    if hasattr(strategy, "parts"):
+        parts = [shared(part) for part in strategy.parts.values()]
+        return pickle.dumps([*parts, *strategy.mixture.weights, strategy.mixture.table.rows])
+    if hasattr(strategy, "memory"):
+        return pickle.dumps([[sequence.tolist() for sequence in strategy.sequences()], *strategy.weights])
+    if hasattr(strategy, "pool"):
+        return pickle.dumps([[*strategy.pool._rests.items()], vars(strategy.rates)])
+    return pickle.dumps([strategy.successors.rows, *strategy.mixture.weights])
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_what_is_learned_is_drafted_from_read_only_and_by_no_other_tenant(name: str) -> None:
+    strategy, other = create(name), create(name)
+    fresh = shared(other)
+    write(strategy.start(TEXT[:5]), TEXT, strategy.top_k)
+    before = shared(strategy)
+    assert isinstance(strategy, SupportsReadOnly)
+    assert write(strategy.start_read_only(TEXT[:2]), TEXT, strategy.top_k) > 0
+    write(strategy.start_read_only(OTHER[:5]), OTHER, strategy.top_k)
+    assert shared(strategy) == before
+    write(strategy.start(OTHER[:5]), OTHER, strategy.top_k)
+    assert shared(strategy) != before
+    assert shared(other) == shared(create(name)) == fresh

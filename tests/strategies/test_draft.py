@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftwood_strategies import EMPTY_TREE, DraftTree, MalformedTreeError
-from draftwood_strategies.draft import DraftTrees, merged
+from draftwood_strategies import DraftTree, MalformedTreeError
+from draftwood_strategies.draft import merged
+from draftwood_strategies.tree_index import NO_NODE, link_all, locate, unlinked
 
 
 @st.composite
@@ -48,33 +49,29 @@ def test_pruning_keeps_the_best_nodes_as_a_tree(tree: DraftTree, budget: int) ->
     assert sorted(pruned.scores.tolist(), reverse=True) == best
 
 
-@given(st.lists(trees(12), max_size=4))
+@given(st.lists(trees(12), max_size=4), st.integers(0, 30))
 @settings(suppress_health_check=[HealthCheck.data_too_large])
-def test_merging_is_the_union_of_paths_with_the_best_scores(parts: list[DraftTree]) -> None:
-    tree = merged(parts)
-    tree.check()
+def test_merging_is_the_union_of_paths_with_the_best_scores(parts: list[DraftTree], capacity: int) -> None:
+    """A full tree leaves out the nodes that come last; scores of nodes that are there already still count."""
+    whole = merged(parts)
+    whole.check()
     expected: dict[tuple[int, ...], float] = {}
     for part in parts:
         for path, score in paths(part).items():
             expected[path] = max(score, expected.get(path, 0.0))
-    assert paths(tree) == expected
+    assert paths(whole) == expected
+    tree = merged(parts, capacity)
+    for made, of_whole in ((tree.tokens, whole.tokens), (tree.parents, whole.parents), (tree.scores, whole.scores)):
+        assert made.tolist() == of_whole[:capacity].tolist()
 
 
-@given(st.lists(trees(), max_size=2), st.integers(0, 30))
-def test_a_full_tree_leaves_out_the_nodes_that_come_last(parts: list[DraftTree], capacity: int) -> None:
-    """The nodes are those that an unbounded one makes first; scores of nodes that are there already still count."""
-    tree, whole = merged(parts, capacity), merged(parts)
-    tree.check()
-    assert len(tree) == min(capacity, len(whole))
-    for made, expected in ((tree.tokens, whole.tokens), (tree.parents, whole.parents), (tree.scores, whole.scores)):
-        assert made.tolist() == expected[: len(tree)].tolist()
-
-
-def test_a_tree_of_tokens_alone_is_a_chain() -> None:
-    tree = DraftTree.of([7, 8, 9])
-    assert tree.parents.tolist() == [-1, 0, 1]
-    assert tree.scores.tolist() == [1.0, 1.0, 1.0]
-    assert len(EMPTY_TREE) == 0
+@given(trees(), trees())
+def test_nodes_are_located_by_their_paths(indexed: DraftTree, tree: DraftTree) -> None:
+    index, located = unlinked(indexed.tokens), np.empty(len(tree), np.int32)
+    link_all(index, indexed.parents)
+    locate(index, NO_NODE, tree.tokens, tree.parents, located)
+    nodes = {path: node for node, path in enumerate(paths(indexed))}
+    assert located.tolist() == [nodes.get(path, NO_NODE) for path in paths(tree)]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +105,3 @@ def test_arrays_of_the_wrong_type_and_tokens_outside_the_vocabulary_are_refused(
         DraftTree(np.array([1]), tree.parents[:1], tree.scores[:1]).check()
     with pytest.raises(MalformedTreeError, match="scores must be a float32"):
         DraftTree(tree.tokens, tree.parents, [1.0, 1.0]).check()  # type: ignore[arg-type]
-
-
-def test_the_trees_of_a_step_can_be_gone_through() -> None:
-    trees = DraftTrees.of([DraftTree.of([3, 4]), DraftTree.of([5])])
-    assert [tree.tokens.tolist() for tree in trees] == [[3, 4], [5]]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from draftwood_strategies import DraftTree, HybridStrategy, create, strategy_names
+from draftwood_strategies import DraftTree, create
 from draftwood_strategies.arrays import Float32Array, Int32Array
 from draftwood_strategies.base import DraftStats, ModelAsk
 from draftwood_strategies.dispatch import run_together
@@ -20,19 +19,13 @@ from draftwood_strategies.draft_engine.controller import DraftCostModel
 from draftwood_strategies.draft_engine.engine import propose_all
 from draftwood_strategies.draft_engine.guard import GuardedDrafter, IndexingBudget
 from draftwood_strategies.drafting import Drafting
-from draftwood_strategies.model_drafts import LevelGains, ModelDrafter, ModelStrategy, promises, right_levels
-from draftwood_strategies.registry import (
-    UnknownStrategyError,
-    check_options,
-    default_sources,
-    offered,
-    options_of,
-    warm_up,
-)
+from draftwood_strategies.model_drafts import ModelDrafter, ModelStrategy, right_levels
+from draftwood_strategies.registry import offered, warm_up
+from tests.strategies.draft_engine.test_guard import Asked
 
 
 class Model:
-    """A source whose rows are texts; its drafts are right for `right` levels, then wrong.
+    """A source whose rows write 0, 1, 2, ...; its drafts are right for `right` levels, then wrong.
 
     Attributes:
         share: that a level costs.
@@ -52,7 +45,6 @@ class Model:
         self.error: Exception = RuntimeError("broken model")
         self.seconds = 0.0
         self.read: dict[int, int] = {}
-        self.text = list(range(1000))
 
     def level_share(self) -> float:
         return self.share
@@ -65,9 +57,8 @@ class Model:
             raise self.error
         trees = []
         for row, depth in zip(rows, self.asked, strict=True):
-            at = row.position
-            path = [self.text[at + i] if i < self.right else 5000 + i for i in range(depth)]
-            trees.append(DraftTree.of(path, scores=[0.9] * depth) if depth else EMPTY_TREE)
+            path = [row.position + i if i < self.right else 5000 + i for i in range(depth)]
+            trees.append(DraftTree.of(path, scores=[0.9] * depth))
         return DraftTrees.of(trees)
 
     def position(self, row: Any) -> int:
@@ -100,39 +91,23 @@ def drafter_of(strategy: ModelStrategy) -> tuple[ModelDrafter, Row]:
     return drafter, row
 
 
-def test_a_model_that_is_right_is_asked_for_as_many_levels_as_are_right() -> None:
-    model = Model(right=3, share=0.1)
-    strategy = ModelStrategy(model)
-    drafter, row = drafter_of(strategy)
-    for _ in range(60):
-        write(strategy, drafter, row, EMPTY_TREE, 4)
-    assert model.asked == [3]
-
-
-@pytest.mark.parametrize(("right", "share"), [(0, 0.1), (1, 2.5)])
-def test_a_model_that_gains_less_than_it_costs_is_not_asked(right: int, share: float) -> None:
+@pytest.mark.parametrize(("right", "share", "levels"), [(3, 0.1, 3), (0, 0.1, 0), (1, 2.5, 0)])
+def test_a_model_is_asked_for_as_many_levels_as_are_right_and_worth_their_cost(
+    right: int, share: float, levels: int
+) -> None:
+    """And asked again once its predictions of the text that it reads are right: nothing is tried."""
     model = Model(right, share)
     strategy = ModelStrategy(model)
     drafter, row = drafter_of(strategy)
     for _ in range(60):
         write(strategy, drafter, row, EMPTY_TREE, 1 + right)
-    assert model.asked == [0]
-
-
-def test_it_is_asked_again_once_what_it_reads_shows_that_it_is_right() -> None:
-    """Nothing is tried: its predictions of the text are enough."""
-    model = Model(right=0, share=0.3)
-    strategy = ModelStrategy(model)
-    drafter, row = drafter_of(strategy)
-    for _ in range(80):
-        write(strategy, drafter, row, EMPTY_TREE, 1)
-    assert model.asked == [0]
-    model.right = 4
+    assert model.asked == [levels]
+    model.right, model.share = 4, 0.1
     steps = 0
     while model.asked == [0] and steps < 400:
         write(strategy, drafter, row, EMPTY_TREE, 1)
         steps += 1
-    assert 0 < steps < 400
+    assert steps < 400
 
 
 def test_where_others_promise_a_long_text_it_is_left_out_and_elsewhere_it_is_asked() -> None:
@@ -149,20 +124,14 @@ def test_where_others_promise_a_long_text_it_is_left_out_and_elsewhere_it_is_ask
     assert model.asked == [0]
 
 
-def test_a_drafter_that_must_not_learn_changes_no_count() -> None:
-    model = Model(right=0, share=0.1)
-    strategy = ModelStrategy(model)
-    before = strategy.gains.gained.copy()
-    drafter, row = strategy.start_read_only(np.zeros(3, np.int32)), Row()
-    drafter.follow_row(row)
-    for _ in range(20):
-        write(strategy, drafter, row, EMPTY_TREE, 1)
-    np.testing.assert_array_equal(strategy.gains.gained, before)
-
-
-def test_tenants_count_for_themselves() -> None:
+def test_tenants_count_for_themselves_and_a_drafter_that_must_not_learn_counts_nothing() -> None:
     model = Model(right=0, share=0.1)
     mine, theirs = ModelStrategy(model), ModelStrategy(model)
+    reading, row = mine.start_read_only(np.zeros(3, np.int32)), Row()
+    reading.follow_row(row)
+    for _ in range(20):
+        write(mine, reading, row, EMPTY_TREE, 1)
+    np.testing.assert_array_equal(mine.gains.gained, theirs.gains.gained)
     drafter, row = drafter_of(mine)
     for _ in range(40):
         write(mine, drafter, row, EMPTY_TREE, 1)
@@ -176,25 +145,16 @@ class Step:
     """Guarded drafters of several tenants, each with a strategy of its own, one of which may be a hybrid."""
 
     def __init__(self, model: Model, kinds: Sequence[str], rows_each: int = 1) -> None:
-        self.failures: Counter[str] = Counter()
-        self.rows: list[Row] = []
-        self.drafters: list[GuardedDrafter] = []
-        self.stats: list[DraftStats] = []
         with offered("head", lambda **options: ModelStrategy(model, **options)):
             self.strategies: list[Any] = [create(kind) for kind in kinds]
-        for strategy in self.strategies:
-            for _ in range(rows_each):
-                self.rows.append(Row())
-                self.rows[-1].position = 7 * len(self.rows)
-                self.stats.append(DraftStats())
-                request: Any = SimpleNamespace(
-                    request_id="r", prompt=np.arange(3, dtype=np.int32), drafting=Drafting("s", (), 16), learns=True
-                )
-                self.drafters.append(
-                    GuardedDrafter(
-                        request, strategy, self.stats[-1], 10_000, self.failures, DraftCostModel(), row=self.rows[-1]
-                    )
-                )
+        self.failures: Counter[str] = Counter()
+        self.rows = [Row() for _ in range(len(kinds) * rows_each)]
+        self.drafters: list[GuardedDrafter] = []
+        for number, row in enumerate(self.rows):
+            row.position = 7 * (number + 1)
+            strategy, request = self.strategies[number // rows_each], Asked(Drafting("s", (), 16))
+            guarded = GuardedDrafter(request, strategy, DraftStats(), 10_000, self.failures, DraftCostModel(), row=row)
+            self.drafters.append(guarded)
 
     def propose(self) -> DraftTrees:
         asked = [drafter for drafter in self.drafters if drafter.active]
@@ -205,7 +165,7 @@ class Step:
 
     @property
     def reasons(self) -> list[str]:
-        return [stats.drafting_disabled_reason for stats in self.stats]
+        return [drafter.stats.drafting_disabled_reason for drafter in self.drafters]
 
 
 KINDS = ("head", "hybrid", "trie", "head", "hybrid")
@@ -216,9 +176,7 @@ def test_the_strategies_of_all_tenants_ask_a_model_in_one_call() -> None:
     step = Step(model, KINDS, rows_each=2)
     together = step.propose()
     assert model.calls == [8]
-    alone = []
-    for drafter in step.drafters:
-        alone.append(propose_all([drafter], np.array([16], np.int32))[0])
+    alone = [propose_all([drafter], np.array([16], np.int32))[0] for drafter in step.drafters]
     for row, tree in enumerate(together):
         assert tree.tokens.tolist() == alone[row].tokens.tolist()
         assert bool(len(tree)) == (KINDS[row // 2] != "trie")
@@ -235,10 +193,10 @@ def test_what_a_tenant_asks_does_not_depend_on_others() -> None:
     for _ in range(60):
         write(mine, drafter, row, EMPTY_TREE, 1)
     step.propose()  # the first call of a class counts for nothing
-    before = [stats.draft_seconds for stats in step.stats]
+    before = [drafter.stats.draft_seconds for drafter in step.drafters]
     model.seconds = 0.02
     step.propose()
-    spent = [stats.draft_seconds - earlier for stats, earlier in zip(step.stats, before, strict=True)]
+    spent = [drafter.stats.draft_seconds - earlier for drafter, earlier in zip(step.drafters, before, strict=True)]
     assert model.asked[0] == 0 < model.asked[1]
     assert spent[0] < model.seconds / 2
     assert spent[1] > model.seconds
@@ -289,21 +247,6 @@ def test_a_strategy_that_fails_while_it_asks_costs_no_other_its_drafts(
     assert [bool(reason) for reason in step.reasons] == [False, True, False]
 
 
-def test_gains_are_bounded_by_what_others_have_right_as_well() -> None:
-    gains = LevelGains(4)
-    for _ in range(400):
-        gains.learn(0, 4, others=4, own=4)
-        gains.learn(1, 4, others=0, own=4)
-    assert gains.gained[0, -1] < 0.1
-    assert gains.gained[1, -1] > 3.9
-
-
-def test_promises_are_the_sums_of_scores() -> None:
-    trees = DraftTrees.of([DraftTree.of([1, 2], [-1, 0], [0.5, 0.25]), EMPTY_TREE, DraftTree.of([3], scores=[1.0])])
-    np.testing.assert_allclose(promises(trees), [0.75, 0.0, 1.0])
-    np.testing.assert_allclose(promises(DraftTrees.empty(2)), [0.0, 0.0])
-
-
 def test_right_levels_follow_one_path() -> None:
     tree = DraftTree.of([7, 8, 9, 9, 5], [-1, -1, 0, 1, 3], [0.5, 0.4, 0.3, 0.3, 0.2])
 
@@ -313,25 +256,13 @@ def test_right_levels_follow_one_path() -> None:
     assert [right(8, 9, 5, 1), right(7, 9, 5), right(8, 9), right(4), right()] == [3, 2, 2, 0, 0]
 
 
-def test_its_strategies_exist_while_they_are_offered_and_are_sources_of_a_hybrid_then() -> None:
-    with pytest.raises(UnknownStrategyError):
-        create("head")
+def test_a_hybrid_has_it_as_a_source_while_it_is_offered() -> None:
     with offered("head", lambda **options: ModelStrategy(Model(1, 0.1), **options)):
-        assert "head" in strategy_names()
-        assert default_sources() == "trie,recycling,head"
         made = create("head", depth=3)
         assert isinstance(made, ModelStrategy)
         assert made.gains.gained.shape[1] == 4
-        assert {"depth", "capacity_tokens"} <= options_of("hybrid").keys()
-        assert check_options("hybrid", {"depth": 2}) == {"depth": 2}
-        with pytest.raises(ValueError, match="depth"):
-            create("head", depth=99)
-        with pytest.raises(ValueError, match="taken"), offered("trie", ModelStrategy):
-            pass
-        warm_up("head")
-        warm_up("hybrid")
-        hybrid = create("hybrid")
-    assert isinstance(hybrid, HybridStrategy)
+        for name in ("head", "hybrid"):
+            warm_up(name)
+        hybrid: Any = create("hybrid", depth=3)
     assert [*hybrid.parts] == ["trie", "head"]
-    assert "head" not in strategy_names()
-    assert default_sources() == "trie,recycling"
+    assert [*create("hybrid").parts] == ["trie"]  # type: ignore[attr-defined]

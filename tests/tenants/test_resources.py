@@ -45,6 +45,15 @@ async def store(request: pytest.FixtureRequest, valkey: Valkey) -> AsyncIterator
     await found.close()
 
 
+@pytest.fixture
+async def redis(valkey: Valkey) -> AsyncIterator[RedisResources]:
+    """An empty store on the real server."""
+    valkey.client.flushall()
+    found = on(valkey)
+    yield found
+    await found.close()
+
+
 @asynccontextmanager
 async def followers(*stores: ResourceStore) -> AsyncIterator[list[ResourceFollower]]:
     started = [ResourceFollower(store) for store in stores]
@@ -128,15 +137,13 @@ async def test_deletions_are_forgotten_and_nothing_else(store: ResourceStore, mo
     await store.write([Write("tenants", "again", b"3", kept)])
 
 
-async def test_revisions_go_on_where_a_server_with_an_older_clock_takes_over(valkey: Valkey) -> None:
-    valkey.client.flushall()
-    store = on(valkey)
-    await store.write([Write("tenants", "a", b"1", 0)])
+async def test_revisions_go_on_where_a_server_with_an_older_clock_takes_over(
+    valkey: Valkey, redis: RedisResources
+) -> None:
+    await redis.write([Write("tenants", "a", b"1", 0)])
     ahead = 8 * 10**15
     valkey.client.hset("dw:{resources}:meta", "revision", ahead)
-    [revision] = await store.write([Write("tenants", "b", b"1", 0)])
-    assert revision == ahead + 1
-    await store.close()
+    assert await redis.write([Write("tenants", "b", b"1", 0)]) == [ahead + 1]
 
 
 async def test_names_and_values_are_hidden_with_keys(valkey: Valkey) -> None:
@@ -156,25 +163,22 @@ async def test_names_and_values_are_hidden_with_keys(valkey: Valkey) -> None:
     assert page.unreadable == {first.decode()}
     assert not page.foreign
     await store.close()
-    valkey.client.flushall()
-    plain = on(valkey)
-    await plain.write([Write("tenants", "a", b"1", 0)])
+
+
+async def test_a_damaged_value_is_unreadable(valkey: Valkey, redis: RedisResources) -> None:
+    await redis.write([Write("tenants", "a", b"1", 0)])
     valkey.client.hset("dw:{resources}:values", "tenants:a:", "damaged")
-    page = await plain.changes(Cursor())
+    page = await redis.changes(Cursor())
     assert page.unreadable == {"tenants:a:"}
     assert not page.foreign
-    await plain.close()
 
 
-async def test_an_older_server_does_not_overwrite(valkey: Valkey) -> None:
-    valkey.client.flushall()
-    store = on(valkey)
-    [revision] = await store.write([Write("tenants", "a", b"1", 0)])
+async def test_an_older_server_does_not_overwrite(valkey: Valkey, redis: RedisResources) -> None:
+    [revision] = await redis.write([Write("tenants", "a", b"1", 0)])
     valkey.client.hset("dw:{resources}:meta", "schema", redis_resources.SCHEMA + 1)
     with pytest.raises(StoreRefusedError, match="newer version"):
-        await store.write([Write("tenants", "a", b"2", revision)])
-    assert len((await store.changes(Cursor())).changes) == 1
-    await store.close()
+        await redis.write([Write("tenants", "a", b"2", revision)])
+    assert len((await redis.changes(Cursor())).changes) == 1
 
 
 async def test_another_server_follows_within_a_second_and_one_of_two_writers_wins(valkey: Valkey) -> None:

@@ -6,10 +6,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +16,13 @@ import grpc.aio
 
 from draftwood.v1 import generation_pb2 as pb
 
+ATTACKER, FAIR = "attacker", "fair"
+MAX_MESSAGE_BYTES = 17 << 20
+"""The service is started with this limit: with its default of 4 MiB gRPC would refuse the largest requests unread."""
+FAIR_STREAMS = 4
+"""Streams of a well-behaved tenant: its share of the slots beside one other tenant."""
+_LONG = 400
+"""Tokens of a long answer."""
 _UNTYPED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
 
 
@@ -53,15 +59,13 @@ Traffic = Callable[[str, float, Statuses], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Attack:
     """Attributes:
-    name: in reports.
-    line: what it does.
+    name: in reports; docs/limits.md has what each does.
     allowed: statuses that its calls may end with.
     prepare: makes its traffic, payloads included, before the time is taken.
     gateway: its target is the gateway, and it is what others see through the gateway that counts.
     """
 
     name: str
-    line: str
     allowed: frozenset[str]
     prepare: Callable[[], Traffic]
     gateway: bool = False
@@ -71,7 +75,6 @@ MOST_FILES = 1024
 """Open files of the gateway, as in many containers."""
 _HALF_OPEN = 1500
 """Connections of the attack that keeps them half open: more than the gateway may have files."""
-_FAIR_STREAMS = 4
 _PIECE = 64 * 1024
 _BODY_BYTES = 4 * 2**20 - 100
 _PAUSE = 0.25
@@ -100,13 +103,20 @@ def _clients(count: int, client: Client, pause: float = 0.0) -> Traffic:
                         writer.transport.abort()
                 await asyncio.sleep(pause)
 
-        tasks = [asyncio.create_task(connections()) for _ in range(count)]
-        _, late = await asyncio.wait(tasks, timeout=seconds)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _at_once([connections() for _ in range(count)], seconds)
 
     return attack
+
+
+async def _at_once(clients: Sequence[Coroutine[Any, Any, None]], seconds: float) -> None:
+    """Runs clients, and ends them after so long."""
+    tasks = [asyncio.create_task(client) for client in clients]
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
 
 
 async def _count(reader: asyncio.StreamReader, statuses: Statuses) -> None:
@@ -122,17 +132,13 @@ def _endless_header() -> Traffic:
     piece = b"a" * _PIECE
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ")
+        writer.write(_HALF_HEADER)
         while not reader.at_eof() and not writer.is_closing():
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
 
     return _clients(1, client)
-
-
-def _large_header() -> Traffic:
-    return _sends(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (32 << 20) + b"\r\n\r\n")
 
 
 def _half(begun: bytes) -> Traffic:
@@ -165,37 +171,20 @@ def _sends(request: bytes) -> Traffic:
 
 
 def _fair() -> Traffic:
-    fields = {"prompt": "A client asks.", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    fields = {"prompt": "A client asks.", "max_tokens": _LONG, "ignore_eos": True, "stream": True}
     body = json.dumps({**fields, "draftwood": {"tenant": "fair"}}).encode()
     request = _HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(request)
 
-    return _clients(_FAIR_STREAMS, client)
+    return _clients(FAIR_STREAMS, client)
 
 
 _CUT = frozenset({"431", "CLOSED"})
 """CLOSED is a connection that the gateway ended while a client was still sending, or to make place for another."""
 _HTTP_LATE = frozenset({"408", "CLOSED"})
 _HALF_HEADER, _HALF_BODY = b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", _HEAD + b"content-length: 100000\r\n\r\n{"
-GATEWAY_ATTACKS = [
-    Attack("http-fair", "a well-behaved tenant through the gateway", frozenset({"200"}), _fair, gateway=True),
-    Attack("http-endless-header", "a header without end", _CUT, _endless_header, gateway=True),
-    Attack("http-large-header", "headers of 32 MiB", _CUT, _large_header, gateway=True),
-    Attack("http-half-headers", "1,500 half headers", _HTTP_LATE, partial(_half, _HALF_HEADER), gateway=True),
-    Attack("http-half-bodies", "1,500 half bodies", _HTTP_LATE, partial(_half, _HALF_BODY), gateway=True),
-    Attack("http-many-values", "300,000 messages in 4 MiB", frozenset({"400"}), _many_values, gateway=True),
-]
-
-
-ATTACKER, FAIR = "attacker", "fair"
-MAX_MESSAGE_BYTES = 17 << 20
-"""The service is started with this limit: with its default of 4 MiB gRPC would refuse the largest requests unread."""
-FAIR_STREAMS = 4
-"""Streams of a well-behaved tenant: its share of the slots beside one other tenant."""
-_LONG = 400
-"""Tokens of a long answer."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
 
 
@@ -239,23 +228,14 @@ def _streams(tenant: str, clients: int, *, read: bool = True) -> Traffic:
                 generate: Any = channel.unary_stream("/draftwood.v1.GenerationService/GenerateStream")
                 serial = 0
                 while time.monotonic() < end:
-                    request = _request(tenant, text=f"Client {number} asks question {serial}.")
+                    request = pb.GenerateRequest(tenant=tenant, text=f"Client {number} asks question {serial}.")
                     request.stop.max_tokens, request.stop.ignore_eos = _LONG, True
                     call = generate(request.SerializeToString())
                     serial += 1
-                    if read:
-                        await _finish(call, statuses)
-                    else:
-                        await _stall(call, end, statuses)
+                    await (_finish(call, statuses) if read else _stall(call, end, statuses))
                     await asyncio.sleep(_PAUSE if statuses.counts["UNAVAILABLE"] else 0.0)
 
-        tasks = [asyncio.create_task(client(number)) for number in range(clients)]
-        _, late = await asyncio.wait(tasks, timeout=seconds)
-        for task in late:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        await _at_once([client(number) for number in range(clients)], seconds)
 
     return attack
 
@@ -271,45 +251,37 @@ async def _stall(call: Any, end: float, statuses: Statuses) -> None:
         statuses.add(error.code(), error.details())
 
 
-def _request(tenant: str = ATTACKER, **prompt: Any) -> pb.GenerateRequest:
-    return pb.GenerateRequest(tenant=tenant, **prompt)
+def _asked(last: bytes = b"", **fields: Any) -> Traffic:
+    """A request again and again; `last` follows its bytes."""
+    return _one_after_another(
+        "GenerateStream", pb.GenerateRequest(tenant=ATTACKER, **fields).SerializeToString() + last
+    )
 
 
-def _formatted(schema: dict[str, Any]) -> Traffic:
-    return _in_format(json_schema=json.dumps(schema))
+def _empty_messages(count: int) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role="user")] * count)
 
 
-def _in_format(**chosen: str) -> Traffic:
-    request = _request(text="Answer as JSON.", format=pb.OutputFormat(**chosen))
-    request.stop.max_tokens = 64
-    return _one_after_another("GenerateStream", request.SerializeToString())
-
-
-def _optional(count: int) -> Traffic:
-    return _formatted({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}})
-
-
-def _many_messages(count: int, last: bytes = b"") -> Traffic:
-    """A chat of empty messages; `last` follows it."""
-    request = _request(chat=pb.Chat(messages=[pb.ChatMessage(role="user")] * count))
-    return _one_after_another("GenerateStream", request.SerializeToString() + last)
-
-
-def _stop_strings(count: int) -> Traffic:
-    request = _request(text="Hello", stop=pb.StopOptions(strings=[""] * count))
-    return _one_after_another("GenerateStream", request.SerializeToString())
+def _stop_strings() -> Traffic:
+    return _asked(text="Hello", stop=pb.StopOptions(strings=[""] * 5_000_000))
 
 
 def _long_role() -> Traffic:
-    request = _request()
-    request.chat.messages.add(role="a" * 15_000_000, content=[pb.ContentPart(text="Hello")])
-    return _one_after_another("GenerateStream", request.SerializeToString())
+    message = pb.ChatMessage(role="a" * 15_000_000, content=[pb.ContentPart(text="Hello")])
+    return _asked(chat=pb.Chat(messages=[message]))
 
 
-def _long_text(method: str) -> Traffic:
-    text = "a" * 15_000_000
-    request = _request(text=text) if method == "GenerateStream" else pb.TokenizeRequest(text=text)
-    return _one_after_another(method, request.SerializeToString())
+def _in_format(**chosen: str) -> Traffic:
+    return _asked(text="Answer as JSON.", format=pb.OutputFormat(**chosen), stop=pb.StopOptions(max_tokens=64))
+
+
+def _optional(count: int) -> Traffic:
+    properties = {f"p{i}": {"type": "integer"} for i in range(count)}
+    return _in_format(json_schema=json.dumps({"type": "object", "properties": properties}))
+
+
+def _long_tokenize() -> Traffic:
+    return _one_after_another("Tokenize", pb.TokenizeRequest(text="a" * 15_000_000).SerializeToString())
 
 
 _OK, _INVALID = frozenset({"OK"}), frozenset({"INVALID_ARGUMENT"})
@@ -317,22 +289,27 @@ _FULL = frozenset({"OK", "UNAVAILABLE"})
 _LATE = _OK | _INVALID | {"DEADLINE_EXCEEDED"}
 """Of a format that takes long to compile. The deadline is the attacker's own, of two seconds."""
 _STALLED = frozenset({"CANCELLED", "UNAVAILABLE", "ABORTED"})
-_MULTIPLE = {"type": "integer", "multipleOf": 99991}
+_MULTIPLE = '{"type": "integer", "multipleOf": 99991}'
 _AMBIGUOUS = "start: e\ne: e e | /[a-z ]/"
 ATTACKS = [
-    Attack("fair", "a well-behaved tenant: its share of the slots", _OK, partial(_streams, FAIR, FAIR_STREAMS)),
-    Attack("many-messages", "a chat of a million empty messages", _INVALID, partial(_many_messages, 1_000_000)),
-    Attack("malformed", "12 MB of messages, and one bad byte", _INVALID, partial(_many_messages, 1_500_000, b"\x0f")),
-    Attack("stop-strings", "five million empty stop strings", _INVALID, partial(_stop_strings, 5_000_000)),
-    Attack("long-role", "a role of 15 MB", _INVALID, _long_role),
-    Attack("long-text", "a prompt of 15 MB", _INVALID, partial(_long_text, "GenerateStream")),
-    Attack("long-tokenize", "15 MB to Tokenize", _INVALID, partial(_long_text, "Tokenize")),
-    Attack("multiple-of", "a schema with multipleOf 99991", _LATE, partial(_formatted, _MULTIPLE)),
-    Attack("many-properties", "a schema with 1,500 optional properties", _LATE, partial(_optional, 1500)),
-    Attack("properties", "a schema with 500 optional properties", _LATE, partial(_optional, 500)),
-    Attack("ambiguous-grammar", "a grammar whose masks take long", _LATE, partial(_in_format, lark=_AMBIGUOUS)),
-    Attack("10x-fair", "ten times its fair share of streams", _FULL, partial(_streams, ATTACKER, 10 * FAIR_STREAMS)),
-    Attack("long-requests", "80 long requests at once", _FULL, partial(_streams, ATTACKER, 80)),
-    Attack("stalled-readers", "60 that stop reading", _STALLED, partial(_streams, ATTACKER, 60, read=False)),
+    Attack("fair", _OK, lambda: _streams(FAIR, FAIR_STREAMS)),
+    Attack("many-messages", _INVALID, lambda: _asked(chat=_empty_messages(1_000_000))),
+    Attack("malformed", _INVALID, lambda: _asked(b"\x0f", chat=_empty_messages(1_500_000))),
+    Attack("stop-strings", _INVALID, _stop_strings),
+    Attack("long-role", _INVALID, _long_role),
+    Attack("long-text", _INVALID, lambda: _asked(text="a" * 15_000_000)),
+    Attack("long-tokenize", _INVALID, _long_tokenize),
+    Attack("multiple-of", _LATE, lambda: _in_format(json_schema=_MULTIPLE)),
+    Attack("many-properties", _LATE, lambda: _optional(1500)),
+    Attack("properties", _LATE, lambda: _optional(500)),
+    Attack("ambiguous-grammar", _LATE, lambda: _in_format(lark=_AMBIGUOUS)),
+    Attack("10x-fair", _FULL, lambda: _streams(ATTACKER, 10 * FAIR_STREAMS)),
+    Attack("long-requests", _FULL, lambda: _streams(ATTACKER, 80)),
+    Attack("stalled-readers", _STALLED, lambda: _streams(ATTACKER, 60, read=False)),
+    Attack("http-fair", frozenset({"200"}), _fair, True),
+    Attack("http-endless-header", _CUT, _endless_header, True),
+    Attack("http-large-header", _CUT, lambda: _sends(_HALF_HEADER + b"a" * (32 << 20) + b"\r\n\r\n"), True),
+    Attack("http-half-headers", _HTTP_LATE, lambda: _half(_HALF_HEADER), True),
+    Attack("http-half-bodies", _HTTP_LATE, lambda: _half(_HALF_BODY), True),
+    Attack("http-many-values", frozenset({"400"}), _many_values, True),
 ]
-ATTACKS += GATEWAY_ATTACKS

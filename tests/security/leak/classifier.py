@@ -177,25 +177,33 @@ class Guessed:
 def size_features(records: Sequence[Record], sent_at: float) -> Features:
     """Of the sizes alone: of the first and last records, their number, sum and spread."""
     sizes = np.array([size for _, size in records], np.float64)
-    ends = np.concatenate([_fitted(sizes, _FIRST), _fitted(sizes[::-1], _LAST)])
-    return np.concatenate([ends, [sizes.size, sizes.sum(), sizes.max(), sizes.std(), np.median(sizes)]])
+    return np.concatenate([_ends(sizes), [sizes.size, sizes.sum(), sizes.max(), sizes.std(), np.median(sizes)]])
 
 
 def time_features(records: Sequence[Record], sent_at: float) -> Features:
     """Of the times: between the first and last records, their number, the whole duration, and records in each bin."""
     times = np.array([time - sent_at for time, _ in records], np.float64)
-    gaps = np.diff(times, prepend=0.0)
-    counts = np.bincount(np.minimum(times / _BIN, _BINS - 1).astype(int), minlength=_BINS)
-    ends = np.concatenate([_fitted(gaps, _FIRST), _fitted(gaps[::-1], _LAST)])
-    return np.concatenate([ends, counts, [times.size, times[-1], np.median(gaps), gaps.max(), gaps.std()]])
+    gaps, counts = np.diff(times, prepend=0.0), _in_bins(times, np.ones(times.size))
+    return np.concatenate([_ends(gaps), counts, [times.size, times[-1], np.median(gaps), gaps.max(), gaps.std()]])
 
 
 def all_features(records: Sequence[Record], sent_at: float) -> Features:
     """Of sizes and times, and the bytes in each bin."""
-    sizes = np.array([size for _, size in records], np.float64)
-    times = np.array([time - sent_at for time, _ in records], np.float64)
-    counts = np.bincount(np.minimum(times / _BIN, _BINS - 1).astype(int), weights=sizes, minlength=_BINS)
-    return np.concatenate([size_features(records, sent_at), time_features(records, sent_at), counts])
+    times, sizes = np.array(records, np.float64).T
+    of_bins = _in_bins(times - sent_at, sizes)
+    return np.concatenate([size_features(records, sent_at), time_features(records, sent_at), of_bins])
+
+
+def _ends(values: Features) -> Features:
+    """The first values and the last ones, zeros if there are fewer."""
+    parts = (values, _FIRST), (values[::-1], _LAST)
+    return np.concatenate([np.pad(part[:count], (0, max(0, count - part.size))) for part, count in parts])
+
+
+def _in_bins(times: Features, weights: Features) -> Features:
+    found: Features = np.zeros(_BINS)
+    np.add.at(found, np.minimum(times / _BIN, _BINS - 1).astype(int), weights)
+    return found
 
 
 def guess(known: Features, known_prompts: Sequence[int], others: Features, prompts: Sequence[int]) -> Guessed:
@@ -229,8 +237,3 @@ def _candidates() -> dict[str, Any]:
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
         "nearest neighbour": make_pipeline(StandardScaler(), KNeighborsClassifier(1)),
     }
-
-
-def _fitted(values: Features, count: int) -> Features:
-    """The first `count` values, zeros if there are fewer."""
-    return np.pad(values[:count], (0, max(0, count - values.size)))

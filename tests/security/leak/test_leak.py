@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
-from draftwood_client import GenerateOptions
-from tests.security.leak.classifier import Record, Seen, all_features, size_features, time_features
-from tests.security.leak.serving import eavesdrop, guessed, prices
+from draftwood_benchmarks.closed_loop import fitting
+from draftwood_benchmarks.harness.prompts import read_prompts
+from draftwood_benchmarks.harness.servers import server_process
+from draftwood_client import AsyncClient, GenerateOptions, TlsConfig
+from tests.certificates import make_certificate
+from tests.security.leak.classifier import (
+    Features,
+    Guessed,
+    Record,
+    Seen,
+    all_features,
+    ask_all,
+    guess,
+    size_features,
+    time_features,
+)
 
 SERVED_PROMPTS, REPETITIONS = 6, 8
 ROUNDING, PADDED = 10, 1024
@@ -17,6 +35,53 @@ GREEDY: GenerateOptions = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": T
 """All answers have one length, which so tells nothing."""
 CADENCE, PADDING = ("--delta-cadence", "0.05"), ("--delta-padding", str(PADDED))
 DEFENCES = (*CADENCE, *PADDING, "--delta-rounding", str(ROUNDING))
+
+
+_CLIENTS = 2
+_FLAGS = ("--threads", "1", "--stream-interval", "0", "--max-running", str(_CLIENTS))
+"""A message for each step, as of models whose steps take longer than the default interval."""
+
+
+def eavesdrop(flags: Sequence[str], prompts: int, repetitions: int, options: GenerateOptions) -> list[Seen]:
+    """The answers of a service with these flags, and what the wire showed of them.
+
+    The memory is warm: each prompt was answered once before.
+
+    Args:
+        prompts: the first of the bundled ones.
+        repetitions: answers to each of them; half of them to train with.
+    """
+
+    async def answers(target: str, pem: bytes) -> list[Seen]:
+        async with AsyncClient(target, tls=TlsConfig(pem)) as client:
+            info = await client.model_info()
+            asked = (await fitting(client, info, read_prompts(None), options["max_tokens"] or 1))[:prompts]
+        await ask_all(target, pem, asked, _CLIENTS, 1, options)
+        return await ask_all(target, pem, asked, _CLIENTS, repetitions, {**options, "learn": False})
+
+    with TemporaryDirectory(prefix="draftwood-") as folder:
+        certificate, key = make_certificate(Path(folder))
+        with server_process(*_FLAGS, "--tls-cert", str(certificate), "--tls-key", str(key), *flags) as server:
+            return asyncio.run(answers(server.target, certificate.read_bytes()))
+
+
+def guessed(answers: Sequence[Seen], features: Callable[..., Features]) -> Guessed:
+    """How well the prompts of half of the answers are guessed, with the other half to train with."""
+    halves = [[answer for answer in answers if answer.repetition % 2 == half] for half in (0, 1)]
+    vectors = [np.array([features(one.records, one.sent_at) for one in half]) for half in halves]
+    known, others = ([one.prompt for one in half] for half in halves)
+    return guess(vectors[0], known, vectors[1], others)
+
+
+def prices(answers: Sequence[Seen], base: Sequence[Seen]) -> dict[str, float]:
+    """Medians of the answers over those of others: bytes, TTFT, tokens per second up to the last token, duration."""
+    prices: dict[str, Callable[[Seen], float]] = {
+        "bytes": lambda answer: answer.bytes,
+        "ttft": lambda answer: answer.first_at - answer.sent_at,
+        "tokens_per_second": lambda answer: answer.tokens / (answer.last_at - answer.sent_at),
+        "duration": lambda answer: answer.ended_at - answer.sent_at,
+    }
+    return {name: round(median(map(of, answers)) / median(map(of, base)), 3) for name, of in prices.items()}
 
 
 @pytest.fixture(scope="module")

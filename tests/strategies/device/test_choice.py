@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -59,27 +59,21 @@ class Rows:
         return found
 
 
-def test_the_longer_promise_is_taken_before_anything_is_known() -> None:
-    rows = Rows(3, [0, 0, 0])
-    scores = [[0.9, 0.9, 0.9, 0.9], [0.5, 0.2], []]
-    assert rows.choose([[1, 2, 3, 4]] * 3, [[5, 6, 7, 8], [5, 6], []], scores) == [4, 0, 0]
-
-
-def test_drafts_that_agree_are_theirs_which_goes_on() -> None:
-    assert Rows(1, [0]).choose([[1, 2, 3, 4]], [[1, 2]], [[0.9, 0.9]]) == [0]
-
-
-def test_behind_tokens_alike_the_rest_decides() -> None:
-    """Which is certain for ours if the tokens alike are accepted."""
-    rows = Rows(2, [0, 0])
-    assert rows.choose([[1, 2, 3, 4]] * 2, [[1, 5, 6, 7]] * 2, [[0.3, 0.3, 0.3, 0.3], [0.3, 0.1, 0.1, 0.1]]) == [4, 0]
-
-
-def test_rows_without_a_slot_take_theirs_and_teach_nothing() -> None:
-    rows = Rows(1, [-1])
-    assert rows.choose([[1, 2, 3, 4]], [[5, 6, 7, 8]], [[1.0] * 4]) == [0]
-    rows.write([5, 6, 7, 8])
-    assert rows.counts() == [0, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("ours", "scores", "taken"),
+    [
+        ([5, 6, 7, 8], [0.9, 0.9, 0.9, 0.9], 4),
+        ([5, 6], [0.5, 0.2], 0),
+        ([], [], 0),
+        ([1, 2], [0.9, 0.9], 0),  # they agree, and theirs goes on
+        ([1, 5, 6, 7], [0.3, 0.3, 0.3, 0.3], 4),  # if 1 is accepted, the rest is certain
+        ([1, 5, 6, 7], [0.3, 0.1, 0.1, 0.1], 0),
+    ],
+)
+def test_the_longer_promise_behind_tokens_alike_is_taken_before_anything_is_known(
+    ours: list[int], scores: list[float], taken: int
+) -> None:
+    assert Rows(1, [0]).choose([[1, 2, 3, 4]], [ours], [scores]) == [taken]
 
 
 @pytest.mark.parametrize(
@@ -112,24 +106,21 @@ def test_tokens_alike_count_for_neither() -> None:
     assert rows.counts() == [1, 0, 1, 1]
 
 
-def test_rows_that_do_not_learn_and_rows_of_other_requests_teach_nothing() -> None:
-    rows = Rows(2, [0, 0])
+def test_rows_without_a_slot_or_that_do_not_learn_and_rows_of_other_requests_teach_nothing() -> None:
+    rows = Rows(3, [0, 0, -1])
     rows.learns[0] = 0
-    rows.choose([[1, 2, 3, 4]] * 2, [[5, 6, 7, 8]] * 2, [[0.9] * 4] * 2)
+    assert rows.choose([[1, 2, 3, 4]] * 3, [[5, 6, 7, 8]] * 3, [[0.9] * 4] * 3) == [4, 4, 0]
     rows.choice.begin(1)
-    rows.write([1, 2, 3, 4], [1, 2, 3, 4])
+    rows.write(*[[1, 2, 3, 4]] * 3)
     assert rows.counts() == [0, 0, 0, 0]
 
 
-def played(
-    rows: Rows, steps: int, source: Callable[[int], tuple[list[int], list[int], list[float]]], text: list[int]
-) -> list[int]:
-    """How many rows of a step take ours, in each."""
-    taken = []
-    for step in range(steps):
-        theirs, ours, scores = source(step)
-        count = len(rows.index)
-        taken.append(sum(one > 0 for one in rows.choose([theirs] * count, [ours] * count, [scores] * count)))
+def played(rows: Rows, steps: int, text: list[int]) -> list[int]:
+    """How many rows of a step take ours, in each, where both drafts are certain, and this text comes."""
+    taken, count = [], len(rows.index)
+    for _ in range(steps):
+        lengths = rows.choose([[1, 2, 3, 4]] * count, [[5, 6, 7, 8]] * count, [[0.9] * 4] * count)
+        taken.append(sum(length > 0 for length in lengths))
         rows.write(*[text] * count)
     return taken
 
@@ -137,22 +128,22 @@ def played(
 def test_a_slot_learns_whose_promises_hold_and_no_other_slot_does() -> None:
     """Scores promise much, and nothing is accepted: after some steps they are not believed any more."""
     rows = Rows(2, [0, 0])
-    taken = played(rows, 20, lambda step: ([1, 2, 3, 4], [5, 6, 7, 8], [0.9] * 4), [1, 2, 3, 4])
+    taken = played(rows, 20, [1, 2, 3, 4])
     assert taken[0] == 2
     assert taken[-1] == 0
     assert taken == sorted(taken, reverse=True)
     rows.slots[:] = torch.tensor([0, 1])
     rows.choice.table = torch.cat([rows.choice.table, torch.zeros_like(rows.choice.table)])
-    assert rows.choose([[1, 2, 3, 4]] * 2, [[5, 6, 7, 8]] * 2, [[0.9] * 4] * 2) == [0, 4]
+    draft = [[1, 2, 3, 4]] * 2, [[5, 6, 7, 8]] * 2, [[0.9] * 4] * 2
+    assert rows.choose(*draft) == [0, 4]
     rows.choice.forget(0)
-    assert rows.choose([[1, 2, 3, 4]] * 2, [[5, 6, 7, 8]] * 2, [[0.9] * 4] * 2) == [4, 4]
+    assert rows.choose(*draft) == [4, 4]
 
 
 def test_what_is_learned_is_followed_when_it_changes() -> None:
     rows = Rows(4, [0] * 4)
-    draft = [1, 2, 3, 4], [5, 6, 7, 8], [0.9] * 4
-    assert played(rows, 200, lambda step: draft, [1, 2, 3, 4])[-1] == 0
-    after = played(rows, 300, lambda step: draft, [5, 6, 7, 8])
+    assert played(rows, 200, [1, 2, 3, 4])[-1] == 0
+    after = played(rows, 300, [5, 6, 7, 8])
     assert after[0] == 0
     assert after[-1] == 4
     assert max(rows.choice.table[..., 0].max(), rows.choice.table[..., 2].max()) < 2 * numbers._MOST
@@ -176,25 +167,23 @@ def test_at_least_as_many_are_accepted_as_of_the_better_one_in_each_kind_of_plac
     assert chosen > 1.1 * max(ours, theirs)
 
 
-def test_drawn_tokens_have_no_part_in_the_choice() -> None:
+@pytest.mark.parametrize("theirs", [[1, 2, 3, 4], [5, 6, 7, 8]])
+def test_drawn_tokens_have_no_part_in_the_choice(theirs: list[int]) -> None:
     """They are verified by the probabilities that they were drawn by, which holds only for tokens that may be any."""
     rows = Rows(2, [0, 0], probabilistic=True)
     rows.temperatures[0] = 0.7
-    draft = [[5, 6, 7, 8]] * 2, [[0.9] * 4] * 2
-    assert rows.choose([[5, 6, 7, 8]] * 2, *draft) == [4, 0]  # the greedy row sees that they are alike
-    other = Rows(2, [0, 0], probabilistic=True)
-    other.temperatures[0] = 0.7
-    assert other.choose([[1, 2, 3, 4]] * 2, *draft) == [4, 4]
+    alike = theirs == [5, 6, 7, 8]  # which only the greedy row may see
+    assert rows.choose([theirs] * 2, [[5, 6, 7, 8]] * 2, [[0.9] * 4] * 2) == [4, 0 if alike else 4]
 
 
-def test_drawn_tokens_that_were_not_verified_do_not_count() -> None:
+@pytest.mark.parametrize(("score", "expected"), [(0.9, [0, 0, 1, 4]), (0.1, [1, 0, 1, 4])])
+def test_drawn_tokens_that_were_not_verified_do_not_count(score: float, expected: list[int]) -> None:
     """A text that was verified without them has fewer of them than it had accepted."""
-    for score, expected in ((0.9, [0, 0, 1, 4]), (0.1, [1, 0, 1, 4])):
-        rows = Rows(1, [0], probabilistic=True)
-        rows.temperatures[0] = 0.7
-        rows.choose([[1, 2, 3, 4]], [[5, 6, 7, 8]], [[score] * 4])
-        rows.write([5, 6, 7, 8])
-        assert rows.counts() == expected
+    rows = Rows(1, [0], probabilistic=True)
+    rows.temperatures[0] = 0.7
+    rows.choose([[1, 2, 3, 4]], [[5, 6, 7, 8]], [[score] * 4])
+    rows.write([5, 6, 7, 8])
+    assert rows.counts() == expected
 
 
 def test_greedy_and_sampled_rows_are_learned_apart() -> None:

@@ -8,10 +8,11 @@ import torch
 
 from draftwood_strategies.arrays import Float32Array, Int32Array
 from draftwood_strategies.device.arena import ADDED, BACKS_OFF, UNIT_BITS
-from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
+from draftwood_strategies.device.trie import DeviceTrie
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.draft_engine.worth import best_chains
-from tests.strategies.device.hosts import arena_of, fixed_sizes, host_trie, with_history
+from tests.strategies.device.arenas import arena_of, drafted, fixed_sizes, host_trie, int32, space, with_history
+from tests.strategies.test_draft import paths
 
 _TOLERANCE = 2e-5
 """Weights are rounded, and sums of floats have another order."""
@@ -22,31 +23,9 @@ def _regions(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed_sizes(monkeypatch)
 
 
-def space(rows: int, nodes: int = 64) -> DeviceDrafts:
-    tokens, parents = (torch.full((rows, nodes), -9, dtype=torch.int32) for _ in range(2))
-    return DeviceDrafts(tokens, parents, torch.zeros(rows, nodes), torch.zeros(rows, dtype=torch.int32))
-
-
-def drafted(trie: DeviceTrie, budgets: list[int]) -> list[DraftTree]:
-    """The drafts of the rows 0, 1, ...; checked."""
-    out = space(len(budgets))
-    trie.propose(torch.arange(len(budgets), dtype=torch.int32), torch.tensor(budgets, dtype=torch.int32), out)
-    trees = [DraftTree(*(part[row, :count].numpy().copy() for part in out[:3])) for row, count in enumerate(out.counts)]
-    for tree in trees:
-        tree.check()
-    return trees
-
-
-def scores_by_path(tree: DraftTree) -> dict[tuple[int, ...], float]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return dict(zip(paths, tree.scores.tolist(), strict=True))
-
-
 def assert_alike(device: DraftTree, host: DraftTree) -> None:
     """The same nodes with the same scores. Where several score as little as the worst, either may be drafted."""
-    found, wanted = scores_by_path(device), scores_by_path(host)
+    found, wanted = paths(device), paths(host)
     assert len(found) == len(wanted)
     worst = min(wanted.values(), default=0.0) + _TOLERANCE
     for path in found.keys() | wanted.keys():
@@ -91,8 +70,7 @@ def test_a_chain_is_the_best_path_of_the_tree() -> None:
     tree = drafter.propose(64)
     for length in (1, 3, 64):
         out = space(1)
-        row, most = torch.zeros(1, dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
-        trie.propose_chains(row, most, out.tokens, out.scores, out.counts)
+        trie.propose_chains(int32([0]), int32([length]), out.tokens, out.scores, out.counts)
         count = int(out.counts[0])
         # The device draws no tree that is deeper than the chain may be, so it may know a better one.
         [host] = best_chains(DraftTrees.of([tree]), np.array([length], np.int32))
@@ -102,29 +80,20 @@ def test_a_chain_is_the_best_path_of_the_tree() -> None:
         assert (scores[1:] <= scores[:-1]).all()
 
 
-def test_rows_that_are_padding_have_no_draft() -> None:
+def test_rows_that_are_padding_or_have_no_text_have_no_draft() -> None:
     random = np.random.default_rng(2)
     strategy = host_trie()
     trie = arena_of([(strategy, [with_history(strategy, random, 12, 16)])])
     before, out = trie.arena.clone(), space(3)
-    trie.propose(torch.tensor([-1, -1, -1], dtype=torch.int32), torch.tensor([16, 16, 0], dtype=torch.int32), out)
+    trie.propose(int32([-1, -1, -1]), int32([16, 16, 0]), out)
     assert out.counts.tolist() == [0, 0, 0]
     assert torch.equal(trie.arena, before)
-
-
-def test_a_row_without_text_drafts_nothing() -> None:
-    strategy = host_trie()
-    trie = arena_of([(strategy, [with_history(strategy, np.random.default_rng(3), 12, 16)])])
     trie.begin(0, "another")
     assert drafted(trie, [16])[0].tokens.size == 0
 
 
 def learned(trie: DeviceTrie, row: int, tokens: Int32Array) -> None:
-    trie.learn(
-        torch.tensor([row], dtype=torch.int32),
-        torch.from_numpy(tokens[None]),
-        torch.tensor([tokens.size], dtype=torch.int32),
-    )
+    trie.learn(int32([row]), int32(tokens[None]), int32([tokens.size]))
 
 
 def weights_of(trie: DeviceTrie, tenant: str) -> Float32Array:
@@ -165,8 +134,7 @@ def test_two_arenas_that_are_fed_the_same_are_the_same() -> None:
         trie = arena_of([(strategy, [with_history(strategy, random, 12, 16) for _ in range(3)])])
         for _ in range(3):
             drafted(trie, [16, 16, 16])
-            tokens = torch.from_numpy(random.integers(0, 12, (3, 4)).astype(np.int32))
-            trie.learn(torch.tensor([2, 0, 1], dtype=torch.int32), tokens, torch.tensor([4, 1, 0], dtype=torch.int32))
+            trie.learn(int32([2, 0, 1]), int32(random.integers(0, 12, (3, 4))), int32([4, 1, 0]))
         arenas.append(trie.arena)
     assert torch.equal(*arenas)
 
@@ -175,30 +143,12 @@ def test_what_a_tenant_learns_leaves_the_others_as_they_are() -> None:
     random = np.random.default_rng(6)
     tenants = [(strategy, [with_history(strategy, random, 12, 16)]) for strategy in (host_trie(), host_trie())]
     trie = arena_of(tenants)
-    layout = trie.layout
     region = trie._regions["tenant 1"]
     before = trie._memories[region].clone(), trie._weights[region].clone(), trie._texts[1].clone()
     drafted(trie, [16, 16])
     learned(trie, 0, np.arange(9, dtype=np.int32))
     after = trie._memories[region], trie._weights[region], trie._texts[1]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    assert layout.sizes.tenants == 2
-
-
-def test_rows_that_learn_nothing_teach_nothing() -> None:
-    random = np.random.default_rng(7)
-    strategy = host_trie()
-    trie = arena_of([(strategy, [with_history(strategy, random, 12, 16)])])
-    trie.begin(0, "tenant 0", learns=False)
-    row = torch.zeros(1, dtype=torch.int32)
-    prompt = torch.from_numpy(random.integers(0, 12, 40).astype(np.int32))
-    trie.append_prompts(row, prompt, torch.tensor([0, 40], dtype=torch.int32))
-    trie.begin_outputs(row)
-    before = trie._memories.clone(), trie._weights.clone()
-    assert drafted(trie, [16])[0].tokens.size > 0
-    learned(trie, 0, np.arange(9, dtype=np.int32))
-    assert torch.equal(before[0], trie._memories)
-    assert torch.equal(before[1], trie._weights)
 
 
 def test_a_row_that_does_not_back_off_drafts_only_what_was_written() -> None:
@@ -212,4 +162,4 @@ def test_a_row_that_does_not_back_off_drafts_only_what_was_written() -> None:
     without = drafted(trie, [64])[0]
     strategy.backs_off = False
     assert_alike(without, drafter.propose(64))
-    assert scores_by_path(without).keys() != scores_by_path(backs_off).keys()
+    assert paths(without).keys() != paths(backs_off).keys()

@@ -31,37 +31,12 @@ from draftwood_strategies.device.trie import DeviceTrie, whole_mixture
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
 from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, STEADY, TAG, WIDTH, WRITTEN, SuccessorTable
-from tests.strategies.device.test_drafting import assert_alike, space
+from tests.strategies.device.arenas import CPU, drafted, int32
+from tests.strategies.device.test_drafting import assert_alike
+from tests.strategies.test_batches import joined
+from tests.strategies.toy_model import ToyModel
 
 CONTEXTS = 1024
-CPU = torch.device("cpu")
-
-
-class Successors:
-    """A model whose most probable tokens depend on the last two."""
-
-    def __init__(self, random: np.random.Generator, vocab: int) -> None:
-        self._random, self._vocab = random, vocab
-        self._known: dict[tuple[int, ...], Int32Array] = {}
-
-    def top(self, context: tuple[int, ...]) -> Int32Array:
-        if context[-2:] not in self._known or self._random.random() < 0.1:
-            self._known[context[-2:]] = self._random.permutation(max(self._vocab, WIDTH))[:WIDTH].astype(np.int32)
-        return self._known[context[-2:]]
-
-    def verify(self, text: list[int], tree: DraftTree) -> tuple[list[int], Feedback]:
-        """What is accepted of a tree, and the feedback."""
-        tokens = np.concatenate([[text[-1]], tree.tokens]).astype(np.int32)
-        parents = np.concatenate([[-1], tree.parents + 1]).astype(np.int32)
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else text[-2:-1]), token))
-        top = np.array([self.top(path) for path in paths], np.int32)
-        written, node = [int(top[0, 0])], 0
-        while children := [i for i in range(len(tokens)) if parents[i] == node and tokens[i] == written[-1]]:
-            [node] = children
-            written.append(int(top[node, 0]))
-        return written, Feedback(tokens=tokens, parents=parents, predictions=top[:, 0].copy(), top_tokens=top)
 
 
 def source_tree(random: np.random.Generator, vocab: int, most: int) -> DraftTree:
@@ -87,12 +62,12 @@ def source_tree(random: np.random.Generator, vocab: int, most: int) -> DraftTree
 
 
 def with_history(mixture: Mixture, random: np.random.Generator, vocab: int, budget: int, steps: int) -> MixtureDrafter:
-    model = Successors(random, vocab)
+    models = [ToyModel(int(random.integers(1000)), max(vocab, WIDTH)) for _ in range(2)]
     text = random.integers(0, vocab, random.integers(1, 6)).tolist()
     drafter = MixtureDrafter(mixture, np.array(text, np.int32))
     for _ in range(steps):
         tree = drafter.draft([source_tree(random, vocab, budget)], budget)
-        written, feedback = model.verify(text, tree)
+        written, feedback = models[int(random.integers(4) == 0)].verify(text, tree)
         drafter.observe(np.array(written, np.int32), feedback)
         text += written
     return drafter
@@ -105,7 +80,7 @@ def arena_of(
     place of the trie's drafts."""
     rows = [(number, drafter) for number, (_, drafters) in enumerate(tenants) for drafter in drafters]
     trie = DeviceTrie(DeviceSizes(len(rows), 64, len(tenants), 64, contexts=CONTEXTS), CPU)
-    mixture, layout, arena = DeviceMixture(trie), trie.layout, trie.arena.numpy()
+    mixture, layout = DeviceMixture(trie), trie.layout
     for row, ((number, drafter), tree) in enumerate(zip(rows, trees, strict=True)):
         trie.begin(row, f"tenant {number}")
         mixture.begin(row, np.array([1], np.int32))
@@ -119,7 +94,6 @@ def arena_of(
         weights[layout.mixture : layout.mixture + MIXED] = whole_mixture(host.weights)
         if host.table is not None:
             table_in(trie, f"tenant {number}")[:, :COLUMNS] = host.table.rows
-    assert arena.shape[0] == layout.size
     return trie, mixture
 
 
@@ -139,20 +113,10 @@ def write_tree(trie: DeviceTrie, row: int, tree: DraftTree) -> None:
     trie._states[row, DRAFTED] = n
 
 
-def drafted(mixture: DeviceMixture, budgets: list[int]) -> list[DraftTree]:
-    """The drafts of the rows 0, 1, ...; checked."""
-    out = space(len(budgets))
-    mixture.propose(torch.arange(len(budgets), dtype=torch.int32), torch.tensor(budgets, dtype=torch.int32), out)
-    trees = [DraftTree(*(part[row, :count].numpy().copy() for part in out[:3])) for row, count in enumerate(out.counts)]
-    for tree in trees:
-        tree.check()
-    return trees
-
-
 def check_batches(seeds: range) -> None:
     for seed in seeds:
         random = np.random.default_rng(seed)
-        vocab, budget = int(random.choice([3, 12, 60, 400])), int(random.choice([1, 5, 16, 33, 64]))
+        vocab, budget = int(random.choice([3, 12, 60])), int(random.choice([1, 5, 16, 33, 64]))
         model_table = SuccessorTable(CONTEXTS)
         for each in random.integers(0, vocab, (20, 3)).astype(np.int32):
             top = random.permutation(max(vocab, WIDTH))[:WIDTH].astype(np.int32)[None]
@@ -186,28 +150,16 @@ def test_drafts_of_many_states_are_the_hosts() -> None:
 
 
 def verified(feedbacks: list[Feedback]) -> VerifiedTrees:
-    sizes = [feedback.tokens.size for feedback in feedbacks]
-    begins = np.cumsum([0, *sizes], dtype=np.int32)
-    parents = [
-        np.where(each.parents >= 0, each.parents + begin, -1) for each, begin in zip(feedbacks, begins, strict=False)
-    ]
-    top_tokens = [each.top_tokens for each in feedbacks if each.top_tokens is not None]
-    return VerifiedTrees(
-        torch.from_numpy(np.concatenate([each.tokens for each in feedbacks])),
-        torch.from_numpy(np.concatenate(parents).astype(np.int32)),
-        torch.from_numpy(np.concatenate(top_tokens)),
-        torch.from_numpy(begins),
-    )
+    step = joined(feedbacks)
+    begins = np.repeat(step.offsets[:-1], np.diff(step.offsets))
+    parents = np.where(step.parents >= 0, step.parents + begins, -1)
+    assert step.top_tokens is not None
+    return VerifiedTrees(*map(int32, (step.tokens, parents, step.top_tokens, step.offsets)))
 
 
 def learned(mixture: DeviceMixture, rows: list[int], written: list[list[int]], feedbacks: list[Feedback]) -> None:
-    counts = np.array([len(each) for each in written], np.int32)
-    tokens = np.zeros((len(rows), 64), np.int32)
-    for of_row, each in zip(tokens, written, strict=True):
-        of_row[: len(each)] = each
-    sources = np.arange(len(rows), dtype=np.int32)
-    asked, of_rows, lengths, trees = map(torch.from_numpy, (np.array(rows, np.int32), tokens, counts, sources))
-    mixture.learn(asked, of_rows, lengths, trees, verified(feedbacks))
+    tokens = int32([[*each, *[0] * (64 - len(each))] for each in written])
+    mixture.learn(int32(rows), tokens, int32([*map(len, written)]), int32(range(len(rows))), verified(feedbacks))
 
 
 def contexts(rows: Int32Array) -> dict[int, tuple[list[int], int]]:
@@ -221,7 +173,7 @@ def test_a_step_teaches_what_it_teaches_the_host(seed: int) -> None:
     random = np.random.default_rng(seed)
     host = Mixture(SuccessorTable(CONTEXTS))
     drafter = with_history(host, random, 12, 16, steps=2 + 5 * seed)
-    source, model = source_tree(random, 12, 16), Successors(random, 12)
+    source, model = source_tree(random, 12, 16), ToyModel(seed, 12)
     trie, mixture = arena_of([(host, [drafter])], [source])
     [tree], expected = drafted(mixture, [16]), drafter.draft([source], 16)
     assert_alike(tree, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,19 +19,23 @@ from draftwood_strategies.trie.strategy import TrieStrategy
 SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024, contexts=1024)
 
 
-def test_tries_with_the_arena_s_options_are_on_the_device_while_there_is_one() -> None:
+def test_what_the_arena_takes_is_on_the_device_while_there_is_one() -> None:
     with drafts_on_device(SIZES, "cpu") as device:
         found = create("trie", capacity_tokens=2000)
         assert isinstance(found, DeviceStrategy)
         assert found.device is device
+        options: Any
         for options in ({"learn": "both"}, {"branch_length": 8}, {"capacity_tokens": 1000}):
             assert isinstance(create("trie", **options), TrieStrategy)
-        for name in ("recycling", "hybrid"):
-            mixing = create(name)
+        for name, options in (
+            ("recycling", {}),
+            ("recycling", {"capacity_contexts": 1024}),
+            ("hybrid", {}),
+            ("hybrid", {"sources": "recycling, trie", "capacity_tokens": 2000}),
+        ):
+            mixing = create(name, **options)
             assert isinstance(mixing, DeviceStrategy)
             assert not mixing.backs_off
-        assert isinstance(create("recycling", capacity_contexts=1024), DeviceStrategy)
-        assert isinstance(create("hybrid", sources="recycling, trie", capacity_tokens=2000), DeviceStrategy)
         with pytest.raises(ValueError, match="branch_length"):
             create("trie", branch_length=0)
         for name in ("trie", "recycling", "hybrid"):
@@ -41,31 +46,25 @@ def test_tries_with_the_arena_s_options_are_on_the_device_while_there_is_one() -
 
 def test_hybrids_that_the_arena_does_not_take_mix_on_the_host() -> None:
     """The trie's part may be on the device all the same."""
-    for sizes, options, trie_on_device in (
+    cases: list[tuple[DeviceSizes, Any, bool]] = [
         (SIZES, {"sources": "trie,recycling,jacobi"}, True),
         (SIZES, {"learn": "both"}, False),
         (replace(SIZES, contexts=0), {}, True),
         (replace(SIZES, contexts=4096), {"capacity_contexts": 2048}, True),
-    ):
+    ]
+    for sizes, options, trie_on_device in cases:
         with drafts_on_device(sizes, "cpu"):
             hybrid = create("hybrid", **options)
             assert isinstance(hybrid, HybridStrategy)
             assert isinstance(hybrid.parts["trie"], DeviceStrategy) is trie_on_device
             assert hybrid.table_name == "recycling"
             assert isinstance(create("recycling"), DeviceStrategy) is (sizes.contexts > 0)
-    with pytest.raises(ValueError, match=r"^contexts: 1000 is not allowed"):
-        replace(SIZES, contexts=1000)
-
-
-def test_a_hybrid_that_also_drafts_by_a_model_mixes_on_the_host() -> None:
     with offered("head", NoDrafts), drafts_on_device(SIZES, "cpu"):
         hybrid = create("hybrid")
         assert isinstance(hybrid, HybridStrategy)
-        assert [*hybrid.parts] == ["trie", "head"]
         assert isinstance(hybrid.parts["trie"], DeviceStrategy)
+        assert [*hybrid.parts] == ["trie", "head"]
         assert isinstance(create("hybrid", sources="trie,recycling"), DeviceStrategy)
-    with drafts_on_device(SIZES, "cpu"):
-        assert isinstance(create("hybrid"), DeviceStrategy)
 
 
 def test_an_arena_that_does_not_fit_is_told_once_and_the_host_drafts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,7 @@ import torch
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import (
-    BatchStrategy,
     Feedback,
-    PromptIndexer,
-    SupportsReadOnly,
-    SupportsRebuild,
-    UsesModelTable,
 )
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device import draft_device
@@ -61,29 +57,14 @@ def assert_alike(found: DraftTree, expected: DraftTree) -> None:
     assert np.allclose(found.scores, expected.scores, atol=1e-4)
 
 
+def weights_of(strategy: DeviceStrategy) -> torch.Tensor:
+    weights = strategy.weights_on_device()
+    assert weights is not None
+    return weights
+
+
 NAMES = ["trie", "recycling", "hybrid"]
 MIXING = NAMES[1:]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_offers_what_the_host_s_strategy_does(name: str) -> None:
-    strategy = DeviceStrategy(arena(), name)
-    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild, UsesModelTable):
-        assert isinstance(strategy, protocol)
-    assert strategy.top_k == create(name).top_k
-    assert isinstance(strategy.start(ids(1)), PromptIndexer)
-
-
-@pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
-def test_drafts_are_valid_and_what_is_accepted_is_what_the_model_writes(part: str) -> None:
-    strategy = DeviceStrategy(arena(learn=part), learn=part)
-    steps = []
-    for _ in range(2):
-        drafter = strategy.start(ids(1, 2))
-        steps.append(run(ToyModel(vocab=12), drafter, [1, 2], count=20, budget=8))
-        drafter.close()
-    assert len(steps[1]) < len(steps[0])
-    assert sum(map(len, stored(strategy))) == strategy.tokens > 0
 
 
 @pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
@@ -116,12 +97,13 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
     assert device.tokens == host.tokens
 
 
-@pytest.mark.parametrize("name", MIXING)
-def test_mixed_drafts_are_valid_and_as_long_as_the_host_s(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_are_valid_and_accepted_as_often_as_the_host_s(name: str) -> None:
     lengths = []
     for strategy in (DeviceStrategy(arena(), name), create(name)):
+        assert strategy.top_k == (0 if name == "trie" else 8)
         steps = [len(run(ToyModel(vocab=12), strategy.start(ids(1, 2)), [1, 2], 40, budget=8)) for _ in range(2)]
-        assert steps[1] < steps[0] < 40
+        assert steps[1] < steps[0]
         lengths.append(sum(steps))
     assert lengths[0] <= 1.1 * lengths[1]
 
@@ -223,15 +205,11 @@ def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_afte
         assert stored(strategy) == [[*prompt.tolist(), 5, 6]]
         trees.append(drafter.propose(8))
     assert_alike(*trees)
-
-
-def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
-    strategy = DeviceStrategy(arena())
-    drafter = strategy.start(TEXT)
-    drafter.index_prompt(3)
-    drafter.observe(ids(7, 8), None)
-    drafter.close()
-    assert stored(strategy) == [[7, 8]]
+    ends = device.start(OTHER)  # before its prompt is indexed
+    ends.index_prompt(3)
+    ends.observe(ids(7, 8), None)
+    ends.close()
+    assert stored(device)[-1] == [*OTHER.tolist(), 7, 8]
 
 
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
@@ -286,17 +264,14 @@ def test_a_tenant_that_loses_its_region_gets_what_it_learned_back(name: str) -> 
     device = arena(tenants=1)
     one, other = DeviceStrategy(device, name), DeviceStrategy(device)
     run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
-    before, weights = stored(one), one.weights_on_device()
+    before, weights = stored(one), weights_of(one)
     write(other, OTHER)  # while the other has a live sequence
     assert stored(other) == [OTHER[4:].tolist()]
     device.trie.end(0)
     other.start(ids(1)).close()
     assert (device.trie.tokens("0"), device.trie.tokens("1")) == (0, 36)
     assert stored(one) == before
-    restored = one.weights_on_device()
-    assert weights is not None
-    assert restored is not None
-    assert torch.equal(restored, weights)
+    assert torch.equal(weights_of(one), weights)
     assert stored(other) == [OTHER[4:].tolist()]
 
 
@@ -324,18 +299,13 @@ def test_a_rebuilt_memory_goes_on_with_what_the_earlier_one_learned_besides(name
     earlier, rebuilt = DeviceStrategy(device, name), DeviceStrategy(device, name)
     rebuilt.keep_learned(earlier)
     drafter = earlier.start(ids(1, 2))
-    fresh = earlier.weights_on_device()
+    fresh = weights_of(earlier)
     run(ToyModel(vocab=12), drafter, [1, 2], count=12, budget=8)
     rebuilt.start(ids(1))
-    weights = earlier.weights_on_device()
-    found = rebuilt.weights_on_device()
-    assert fresh is not None
-    assert weights is not None
-    assert found is not None
+    weights = weights_of(earlier)
     assert not torch.equal(weights, fresh)
-    table = weights[device.trie.layout.table :]
-    assert bool(table.any()) is (name != "trie")
-    assert torch.equal(found, weights)
+    assert bool(weights[device.trie.layout.table :].any()) is (name != "trie")
+    assert torch.equal(weights_of(rebuilt), weights)
     with pytest.raises(TypeError, match="those of TrieStrategy are not"):
         rebuilt.keep_learned(TrieStrategy())  # type: ignore[arg-type]
 
@@ -343,14 +313,11 @@ def test_a_rebuilt_memory_goes_on_with_what_the_earlier_one_learned_besides(name
 def test_options_that_differ_from_the_arena_s_are_refused() -> None:
     device = arena()
     assert device.takes(DeviceParts(TrieOptions(capacity_tokens=1024), None))
-    for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
+    options = ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512})
+    others: list[tuple[str, Any]] = [*product(("trie", "hybrid"), options), ("jacobi", {})]
+    for name, given in [*others, ("hybrid", {"sources": "trie,jacobi"})]:
         with pytest.raises(ValueError, match="does not take"):
-            DeviceStrategy(device, **options)
-        with pytest.raises(ValueError, match="does not take"):
-            DeviceStrategy(device, "hybrid", **options)
-    for name in ("jacobi", "hybrid"):
-        with pytest.raises(ValueError, match="does not take"):
-            DeviceStrategy(device, name, **({"sources": "trie,jacobi"} if name == "hybrid" else {}))
+            DeviceStrategy(device, name, **given)
     with pytest.raises(ValueError, match=r"^learn"):
         DeviceStrategy(device, learn="all")
 

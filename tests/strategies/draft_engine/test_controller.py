@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
@@ -40,10 +38,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def drafting_seconds(clock: Clock, propose: float, accepted: int, stalls: int = 0) -> tuple[float, int]:
     """What drafting takes over a whole batch, and how many sequences it was suspended for."""
-    failures: Counter[str] = Counter()
     cost_model = DraftCostModel()
-    sequences = [sequence_of(FakeStrategy(clock=clock, propose=propose)) for _ in range(BATCH)]
-    drafters = [LoneDrafter(sequence, failures, cost_model) for sequence in sequences]
+    drafters = [LoneDrafter(FakeStrategy(clock=clock, propose=propose), cost_model) for _ in range(BATCH)]
     for drafter in drafters:  # the first token of each waits for no draft
         step(drafter, MODEL_SECONDS, 0, sharing=BATCH)
     started = clock.now
@@ -55,8 +51,8 @@ def drafting_seconds(clock: Clock, propose: float, accepted: int, stalls: int = 
         for drafter in drafters:
             step(drafter, MODEL_SECONDS, accepted, sharing=BATCH)
             drafter.observe([7] * (accepted + 1), NOTHING)
-    assert not failures
-    return clock.now - started, sum(sequence.stats.suspensions > 0 for sequence in sequences)
+    assert not any(drafter.failures for drafter in drafters)
+    return clock.now - started, sum(drafter.stats.suspensions > 0 for drafter in drafters)
 
 
 def test_slow_drafters_of_a_large_batch_are_suspended_before_they_cost_a_multiple(clock: Clock) -> None:
@@ -67,10 +63,7 @@ def test_slow_drafters_of_a_large_batch_are_suspended_before_they_cost_a_multipl
     seconds, suspended = drafting_seconds(clock, propose=0.0005, accepted=1)
     assert suspended == 0
     assert seconds == pytest.approx(STEPS * BATCH * 0.0005)
-
-
-def test_one_stall_of_the_machine_suspends_nothing(clock: Clock) -> None:
-    assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=1)[1] == 0
+    assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=1)[1] == 0, "one stall of the machine"
     assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=4)[1] == BATCH
 
 
@@ -138,17 +131,7 @@ def test_a_row_without_a_draft_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafted", "worth", "sharing", "nodes"),
-    [
-        (0, 0, 1, 16),
-        (0, 0, 8, 2),
-        (0, 0, 256, 1),
-        (16, 0, 1, 1),
-        (16, 8, 1, 11),
-        (16, 16, 1, 32),
-        (40, 40, 1, 64),
-        (1, 1, 256, 2),
-    ],
+    ("drafted", "worth", "sharing", "nodes"), [(0, 0, 8, 2), (0, 0, 256, 1), (16, 8, 1, 11), (16, 16, 1, 32)]
 )
 def test_drafts_ahead_have_room_for_what_was_worth_its_time_and_some_more(
     drafted: int, worth: int, sharing: int, nodes: int

@@ -5,16 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from draftwood_strategies import DraftTree
 from draftwood_strategies.draft_engine import guard as timed_calls
-from draftwood_strategies.draft_engine.controller import DraftCostModel
 from draftwood_strategies.draft_engine.watchdog import CallTimeoutError, Watchdog
-from tests.strategies.draft_engine.test_guard import NOTHING, LoneDrafter, sequence_of
+from tests.strategies.draft_engine.test_guard import NOTHING, LoneDrafter
 from tests.strategies.fakes import FakeStrategy
 
 
@@ -41,11 +38,7 @@ def swallow() -> None:
             continue
 
 
-def wait() -> None:
-    threading.Event().wait()
-
-
-@pytest.mark.parametrize("endless", [spin, swallow, wait, lambda: time.sleep(1e6)])
+@pytest.mark.parametrize("endless", [spin, swallow, lambda: threading.Event().wait(), lambda: time.sleep(1e6)])
 def test_what_does_not_return_is_interrupted(watchdog: Watchdog, endless: Callable[[], None]) -> None:
     for _ in range(2):
         with pytest.raises(CallTimeoutError, match=r"within 0\.1 s"):
@@ -99,13 +92,12 @@ def test_on_another_thread_calls_have_no_limit() -> None:
 def test_a_drafter_that_hangs_is_switched_off(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     monkeypatch.setattr(timed_calls, "CALL_LIMIT", 0.1)
     monkeypatch.setattr(timed_calls, "FIRST_CALL_LIMIT", 0.1)
-    plugin, failures = FakeStrategy(DraftTree.of([5])), Counter[str]()
+    plugin = FakeStrategy()
     setattr(plugin, call, lambda *_: spin())
-    sequence = sequence_of(plugin)
-    drafter = LoneDrafter(sequence, failures, DraftCostModel(), watchdog)
+    drafter = LoneDrafter(plugin, watchdog=watchdog)
     for _ in range(2):
         drafter.propose(4)
         drafter.observe([7], NOTHING)
     drafter.close()
-    assert failures == {"theirs": 1}
-    assert f"{call} raised CallTimeoutError" in sequence.stats.drafting_disabled_reason
+    assert drafter.failures == {"theirs": 1}
+    assert f"{call} raised CallTimeoutError" in drafter.stats.drafting_disabled_reason

@@ -1,25 +1,24 @@
-"""The mixture: its gradient is a gradient, and its probabilities become acceptance rates."""
+"""The mixture: its gradient is a gradient, its probabilities become acceptance rates, and its nodes have sources."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from draftwood_strategies import DraftTree, Feedback
+from draftwood_strategies import DraftTree
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.mixing.candidates import (
     SOURCES,
     Weights,
-    chance_bin,
-    level_of,
-    prior_weights,
-    to_probabilities,
 )
-from draftwood_strategies.mixing.learning import ACCEPTED
+from draftwood_strategies.mixing.drafting import MixedDraft
+from draftwood_strategies.mixing.learning import attribute
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
 from draftwood_strategies.successors import SuccessorTable
 from tests.strategies.arrays import ids
+from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel
 
 BUDGET = 32
@@ -80,14 +79,6 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> N
             assert (new[at] - old[at]) / rate == pytest.approx(slope, abs=0.02)
 
 
-def test_probabilities_are_a_softmax() -> None:
-    logits: Any = np.random.default_rng(1).normal(0.0, 30.0, 7)
-    found = np.empty(7)
-    to_probabilities(logits, 7, found)
-    weights = np.exp(logits - logits.max())
-    assert found == pytest.approx(weights / weights.sum())
-
-
 @pytest.mark.parametrize(("score", "rate"), [(0.95, 0.2), (0.1, 0.7), (0.5, 0.5)])
 def test_scores_become_acceptance_rates(score: float, rate: float) -> None:
     random, mixture = np.random.default_rng(2), Mixture(None)
@@ -101,20 +92,6 @@ def test_scores_become_acceptance_rates(score: float, rate: float) -> None:
     assert np.mean(late) == pytest.approx(rate, abs=0.04)
 
 
-def test_nodes_count_for_a_source_that_has_the_token() -> None:
-    mixture = Mixture(SuccessorTable(4096))
-    sequence = MixtureDrafter(mixture, ids(1))
-    sequence.draft([DraftTree.of([5, 6], [-1, 0], [0.9, 0.8]), DraftTree.of([9], scores=[0.9])], 8)
-    sequence.observe(ids(5, 6, 7), None)
-    assert sequence.counts[ACCEPTED].tolist()[:2] == [2, 0]
-    sequence.draft([], 8)
-    sequence.observe(ids(1), Feedback(ids(7), ids(-1), ids(1), np.arange(8, dtype=np.int32)[None]))
-    sequence.draft([], 8)
-    sequence.observe(ids(3), Feedback(ids(1), ids(-1), ids(3), np.arange(8, dtype=np.int32)[None]))
-    unknown = sequence.draft([], 8)
-    assert unknown.scores.max() == pytest.approx(0.07), "the table has no row for 3, so the nodes are filled ones"
-
-
 def test_weights_stay_bounded_however_long_the_traffic() -> None:
     mixture = Mixture(None)
     sequence = MixtureDrafter(mixture, ids(1))
@@ -126,35 +103,38 @@ def test_weights_stay_bounded_however_long_the_traffic() -> None:
         assert name == "seen" or np.abs(weights).max() <= 8.0
 
 
-def test_the_first_tokens_count_more_than_later_ones() -> None:
-    """So the weights adapt soon to text that the prior was not fitted to."""
-
-    def step(seen: float) -> float:
-        mixture = Mixture(None)
-        mixture.weights.seen[:] = seen
-        sequence, before = MixtureDrafter(mixture, ids(1)), mixture.weights.escapes.copy()
-        sequence.draft([DraftTree.of([7], scores=[0.9])], 4)
-        sequence.observe(ids(8), None)
-        assert mixture.weights.seen.sum() == pytest.approx(seen * mixture.weights.seen.size + 1)
-        return float((mixture.weights.escapes - before).max())
-
-    later = step(1e6)
-    assert later > 0
-    assert step(0) == pytest.approx(5 * later, rel=0.01)
-    assert step(40) == pytest.approx(3 * later, rel=0.01)
+def counted(drafted: DraftTree, sources: Int32Array, verified: DraftTree, accepted: Int32Array) -> list[list[int]]:
+    """[source] -> nodes verified and accepted."""
+    counts = np.zeros((2, SOURCES + 1), np.int64)
+    tokens, parents = np.append(ids(99), verified.tokens), np.append(ids(-1), verified.parents + 1)
+    draft = MixedDraft(drafted.tokens, drafted.parents, drafted.scores, sources)
+    attribute(draft, len(drafted), True, tokens, parents, accepted, np.empty(len(drafted), np.int32), counts)
+    found: list[list[int]] = counts.T.tolist()
+    return found
 
 
-def test_bins_cover_all_probabilities_in_order() -> None:
-    chances = np.concatenate([[1e-4], np.linspace(0.001, 0.999, 200), [1.0]])
-    for bin_of in (chance_bin, level_of):
-        bins = [int(bin_of(chance)) for chance in chances]
-        assert bins == sorted(bins)
-    assert (chance_bin(1e-4), chance_bin(1.0)) == (0, 7)
-    assert (level_of(0.0), level_of(1.0)) == (0, 3)
+@pytest.mark.parametrize(
+    ("accepted", "expected"),
+    [((5, 6, 9), [[2, 2], [1, 0]]), ((5, 6, 7), [[2, 2], [1, 1]]), ((9,), [[2, 0], [1, 0]])],
+    ids=["two of three", "an end within the draft", "none"],
+)
+def test_nodes_count_for_their_source(accepted: tuple[int, ...], expected: list[list[int]]) -> None:
+    chain = DraftTree.of([5, 6, 7])
+    assert counted(chain, ids(0, 0, 1), chain, ids(*accepted))[:2] == expected
 
 
-def test_the_prior_prefers_better_ranks_and_steadier_rows() -> None:
-    prior = prior_weights()
-    assert (np.diff(prior.ranks[:, 1:, 0], axis=-1) <= 0).all()
-    assert (np.diff(prior.ranks[:, 1:, 0, :, 0], axis=-1) > 0).all()
-    assert prior.trust.shape[0] == SOURCES
+def test_pruned_and_foreign_nodes_are_told_apart() -> None:
+    """6 was pruned; 8 -> 5 was forced by a grammar, and only looks like the root's 5."""
+    drafted = DraftTree.of([5, 6, 7], [-1, -1, 0])
+    verified = DraftTree.of([8, 5, 5, 7], [-1, 0, -1, 2])
+    counts = counted(drafted, ids(0, 1, 2), verified, ids(8, 5, 3))
+    assert counts[:3] == [[1, 0], [0, 0], [1, 0]]
+
+
+@given(trees(), st.integers(0, 20))
+def test_every_verified_node_of_a_draft_has_one_source(drafted: DraftTree, budget: int) -> None:
+    sources = np.arange(len(drafted), dtype=np.int32) % (SOURCES + 1)
+    verified = drafted.pruned(budget)
+    counts = counted(drafted, sources, verified, ids(10**6))
+    assert sum(count[0] for count in counts) == len(verified)
+    assert all(count[1] == 0 for count in counts)

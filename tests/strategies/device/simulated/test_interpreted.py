@@ -19,20 +19,18 @@ from draftwood_strategies.mixing.mixture import Mixture
 from draftwood_strategies.successors import SuccessorTable
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.strategies.device import test_mixing
-from tests.strategies.device.arenas import PlainArena
-from tests.strategies.device.hosts import arena_of, fixed_sizes, host_trie, with_history
-from tests.strategies.device.test_appending import random_steps
-from tests.strategies.device.test_drafting import space
+from tests.strategies.device.arenas import arena_of, fixed_sizes, host_trie, space, with_history
+from tests.strategies.device.test_appending import random_steps, trie_of, write
 from tests.strategies.device.test_mixing import CONTEXTS
 
 
 def written_arena() -> torch.Tensor:
     """Of texts and memories that have wrapped around, and recorded sequences."""
-    arena = PlainArena(DeviceSizes(4, 64, 2, 256), regions=(0, 1, 0, 0))
+    trie = trie_of(DeviceSizes(4, 64, 2, 256), "abaa")
     for runs in random_steps(0, rows=4, steps=8, longest=20):
-        arena.write([0, 1, 2, 3], runs)
-    arena.record(1, [1, 2, 3], [[1, 2, 3] * 10, [1, 2], [5] * 20])
-    return arena.numbers
+        write(trie, runs)
+    trie.import_runs("b", [np.array(run, np.int32) for run in ([1, 2, 3] * 10, [1, 2], [5] * 20)])
+    return trie.arena
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="its arena is on the CPU")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from draftwood_strategies import DraftTree, Feedback, JacobiStrategy
 from draftwood_strategies.jacobi import JacobiDrafter, NgramPool
 from tests.strategies.arrays import ids
-from tests.strategies.test_draft import paths
 from tests.strategies.toy_model import VOCAB, ToyModel, run
 
 Model = Callable[[list[int]], int]
@@ -118,7 +116,7 @@ def test_it_drafts_for_a_model_that_repeats_itself_and_learns_what_guesses_are_w
     assert strategy.nbytes > 0
 
 
-@pytest.mark.parametrize("budget", [1, 6, 7, 16, 64, 200])
+@pytest.mark.parametrize("budget", [1, 6, 16, 200])
 def test_the_budget_bounds_the_draft_and_the_window(budget: int) -> None:
     strategy = JacobiStrategy()
     drafter = strategy.start(np.arange(20, dtype=np.int32))
@@ -126,13 +124,6 @@ def test_the_budget_bounds_the_draft_and_the_window(budget: int) -> None:
     assert columns == min(10, (budget // 2 + 1) // 4)
     model = ToyModel(2)
     run(model, strategy.start(ids(3, 4)), [3, 4], 60, budget, top_k=0)
-
-
-def test_nodes_of_the_window_score_what_they_are_worth_and_all_the_same() -> None:
-    strategy = JacobiStrategy()
-    tree = strategy.start(ids(*range(3))).propose(64)
-    assert len(tree) > 5
-    assert set(tree.scores.tolist()) == {float(np.float32(strategy.rates.worth))}
 
 
 def test_a_window_that_was_pruned_away_waits_and_one_that_lost_columns_goes_on() -> None:
@@ -160,19 +151,12 @@ def test_a_window_that_was_pruned_away_waits_and_one_that_lost_columns_goes_on()
         assert gram[-1] in [int(model.top([before, *gram[:-1]])[0]) for before in range(VOCAB)]
 
 
-def test_guesses_come_from_the_prompt_at_first() -> None:
-    prompt = [11, 12, 13, 14, 15, 16, 11]
-    tree = JacobiStrategy(window=1, ngram=5).start(np.array(prompt, np.int32)).propose(32)
-    assert (12, 13, 14, 15) in paths(tree)
-
-
 def test_a_tenants_sequences_share_what_windows_found_and_no_prompt() -> None:
     model, strategy = ToyModel(1, vocab=6), JacobiStrategy()
     run(model, strategy.start(ids(1, 2)), [1, 2], 100, 128, top_k=0)
-    secret = np.arange(1000, 1020, dtype=np.int32)
-    strategy.start(secret).propose(64)
+    strategy.start(np.arange(1000, 1020, dtype=np.int32)).propose(64)
     assert len(strategy.pool) > 0
-    assert not any(strategy.pool.after(int(token)) for token in secret)
+    assert not any(strategy.pool.after(token) for token in range(1000, 1020))
     fresh = strategy.start(ids(1, 2))
     assert len(fresh.propose(128)) > len(JacobiStrategy().start(ids(1, 2)).propose(128))
 
@@ -186,17 +170,6 @@ def test_the_pool_keeps_the_newest() -> None:
         pool.add((key, 9, 9))
     assert [bool(pool.after(key)) for key in (1, 2, 3, 4)] == [True, False, True, True]
     assert len(pool) == 4
-
-
-def test_rates_follow_what_comes_true() -> None:
-    rates = JacobiStrategy(ngram=4, guesses=2).rates
-    for _ in range(200):
-        rates.observe([(1, 2, 3), (7, 8, 9)], 10, [1, 2, 5])
-    newest, older = rates.scores(0), rates.scores(1)
-    assert newest == pytest.approx([1.0, 1.0, 0.0], abs=0.01)
-    assert older[0] == pytest.approx(0.0, abs=0.01)
-    assert rates.worth == pytest.approx(2 / 10, abs=0.01)
-    assert all(a >= b for a, b in itertools.pairwise(newest))
 
 
 def test_without_feedback_it_goes_on() -> None:
