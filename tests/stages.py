@@ -56,7 +56,6 @@ SYSTEM = (
     "tests/model_runner/test_overlapping_steps.py",
     "tests/model_runner/test_own_text.py",
     "tests/model_runner/test_redecoding.py",
-    "tests/model_runner/test_steps_ahead.py",
     "tests/model_runner/test_windows.py",
     "tests/security/",
     "tests/service/audits/test_real_engine.py",

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 
 JUNK = -1
-
-
-def held_alone(pool: KVPool, sequences: list[Sequence]) -> int:
-    """How many pages these live sequences hold and no others."""
-    tables = [sequence.kv.held for sequence in sequences]
-    pages, times = np.unique(np.concatenate([np.empty(0, np.int32), *tables]), return_counts=True)
-    return int((pool._pages.references[pages] == times).sum())
 
 
 class FakeMemory:

@@ -14,15 +14,26 @@ from transformers import (
     Gemma2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
     MistralConfig,
     PhiConfig,
     Qwen2Config,
     Qwen3Config,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
 from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
+from draftwood_model_runner.sampling.draws import gumbel_noise
 from draftwood_strategies.arrays import Int32Array
 
 VOCAB = 256
@@ -125,9 +136,9 @@ def torch_factory(model: LoadedModel) -> TorchRunnerFactory:
 
 
 @functools.cache
-def greedy(family: str, prompt: tuple[int, ...], new_tokens: int, min_new_tokens: int = 0) -> list[int]:
+def greedy(family: str, prompt: tuple[int, ...], new_tokens: int) -> list[int]:
     """What transformers' own greedy `generate` writes after the prompt."""
-    return generate(reference(family), prompt, new_tokens, min_new_tokens=min_new_tokens)
+    return generate(reference(family), prompt, new_tokens)
 
 
 @torch.inference_mode()
@@ -137,6 +148,78 @@ def generate(module: Any, prompt: Iterable[int], new_tokens: int, **options: Any
     fixed: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     written: list[int] = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **options)[0].tolist()
     return written[ids.shape[1] :]
+
+
+@torch.inference_mode()
+def generate_with_gaps(
+    module: Any, prompt: Iterable[int], new_tokens: int, *processors: LogitsProcessor
+) -> tuple[list[int], list[float]]:
+    """What greedy `generate` writes, and how far the two best scores of each step are apart, over the largest logit."""
+    ids = torch.tensor([[*map(int, prompt)]])
+    options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+    options |= {"output_logits": True, "output_scores": True, "return_dict_in_generate": True}
+    options["logits_processor"] = LogitsProcessorList(processors)
+    found = module.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    best, largest = torch.cat(found.scores).topk(2).values, torch.cat(found.logits).abs().amax(1)
+    return found.sequences[0, ids.shape[1] :].tolist(), ((best[:, 0] - best[:, 1]) / largest).tolist()
+
+
+class Penalties(LogitsProcessor):
+    """Presence and frequency penalties, which transformers lacks: over the new tokens only."""
+
+    def __init__(self, params: SamplingParams, prompt_length: int) -> None:
+        self._params, self._prompt_length = params, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores, new = scores.clone(), input_ids[0, self._prompt_length :].tolist()
+        for token in new:
+            scores[0, token] -= self._params.frequency_penalty
+        for token in set(new):
+            scores[0, token] -= self._params.presence_penalty
+        return scores
+
+
+class Noise(LogitsProcessor):
+    """Turns the greedy choice of `generate` into a sample: by Draftwood's noise, which depends on seed and position."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        noise = gumbel_noise(scores.shape[1], self._seed, input_ids.shape[1])
+        return scores.double() + torch.from_numpy(noise)
+
+
+def written_by(module: Any, prompt: tuple[int, ...], params: SamplingParams, stop: StopParams) -> list[int]:
+    """What transformers' `generate` writes with its own processors, and the noise last."""
+    processors: list[Any] = [Penalties(params, len(prompt))]
+    if params.repetition_penalty != 1.0:
+        processors.insert(0, RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias]))
+    own = module.generation_config.eos_token_id
+    ends = sorted(stop.token_ids | ({own} if isinstance(own, int) else {*(own or ())}))
+    if stop.token_ids:
+        processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), stop.min_tokens, ends))
+    if params.temperature:
+        processors.append(TemperatureLogitsWarper(params.temperature))
+        if params.top_k:
+            processors.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1.0:
+            processors.append(TopPLogitsWarper(params.top_p))
+        if params.min_p:
+            processors.append(MinPLogitsWarper(params.min_p))
+        processors.append(Noise(params.seed))
+    options: dict[str, Any] = {"logits_processor": LogitsProcessorList(processors)}
+    if stop.token_ids:
+        options["eos_token_id"] = ends
+    return generate(module, prompt, stop.max_tokens, **options)
+
+
+@functools.cache
+def expected(family: str, prompt: tuple[int, ...], params: SamplingParams, stop: StopParams) -> list[int]:
+    """What transformers' `generate` writes with the family's model: the oracle of all comparisons."""
+    return written_by(reference(family), prompt, params, stop)
 
 
 def as_prompt(tokens: tuple[int, ...] | list[int]) -> Int32Array:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.runners.base import Following, Predictions, Runner, StepBatch, compact
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
@@ -140,3 +141,23 @@ class OverlappingRunner:
         error = self.wait_errors.pop(0) if self.wait_errors else None
         self.begun.append(Step(self, batch, samplers, predictions, on_device, error))
         return self.begun[-1]
+
+
+def overlap_halves(engine: Engine, whole: float = 0.0) -> OverlappingRunner:
+    """Lets an engine's steps have half of its sequences in turn, and this share of them, by chance, all."""
+    assert not engine._runner.is_asynchronous, "torch computes a step while it is called"
+    runner, random = OverlappingRunner(engine._runner), np.random.default_rng(0)
+
+    def microbatch(running: int) -> int | None:
+        return None if random.random() < whole else -(-running // 2)
+
+    patched: Any = engine
+    patched._runner, patched._microbatches.microbatch = runner, microbatch
+    return runner
+
+
+def overlap_ahead(engine: Engine) -> OverlappingRunner:
+    """Lets an engine's steps begin while the one before is in flight."""
+    runner, patched = OverlappingRunner(engine._runner), cast(Any, engine)
+    patched._runner = patched._following = runner
+    return runner

@@ -16,13 +16,13 @@ from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.launching import LAUNCHER, Launch
 from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
-from tests.model_runner.families import greedy, served
+from tests.model_runner.families import expected, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 from tests.strategies.fakes import Clock
 
 SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16, contexts=1 << 12)
 PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
-NEW_TOKENS = 12
+STOP = StopParams(12)
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,7 @@ def drafts_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "time", Clock())
 
 
-def written(
-    strategies: SequenceOf[Strategy | None], sampling: SamplingParams = GREEDY, fails: bool = False
-) -> list[list[int]]:
+def written(strategies: SequenceOf[Strategy], sampling: SamplingParams, fails: bool = False) -> list[list[int]]:
     """What sequences of two tenants write side by side; there are more of them than rows.
 
     Args:
@@ -42,9 +40,7 @@ def written(
     engine = engine_of(served("llama"), 16, max_running=4)
     options: dict[str, Any] = {"strategy_name": "trie", "max_draft_nodes": 12}
     sequences = [
-        make_sequence(
-            str(i), prompt, StopParams(NEW_TOKENS), sampling, strategy=strategies[i % 2], tenant="ab"[i % 2], **options
-        )
+        make_sequence(str(i), prompt, STOP, sampling, strategy=strategies[i % 2], tenant="ab"[i % 2], **options)
         for i, prompt in enumerate(PROMPTS)
     ]
     run(engine, *sequences)
@@ -52,28 +48,23 @@ def written(
     switched_off = sum(bool(sequence.stats.drafting_disabled_reason) for sequence in sequences)
     assert switched_off in ((SIZES.rows, len(PROMPTS)) if fails else (0,))
     accepted = sum(sequence.stats.accepted_tokens for sequence in sequences)
-    assert (accepted > 0) is (strategies[0] is not None and not fails)
+    assert (accepted > 0) is not fails
     return [sequence.output for sequence in sequences]
 
 
 @pytest.mark.system
-def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
-    expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS]
-    sampling = SamplingParams(temperature=0.8, seed=3)
-    sampled = written([None, None], sampling)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8, seed=3)])
+@pytest.mark.parametrize("name", ["trie", "recycling", "hybrid", "mixed by the host"])
+def test_the_tokens_are_those_of_generate(name: str, sampling: SamplingParams) -> None:
+    answers = [expected("llama", prompt, sampling, STOP) for prompt in PROMPTS]
     with drafts_on_device(SIZES, "cpu"):
-        strategies = [make(StrategyKey("trie"), Capacity(tokens=1000, bytes=1 << 20)) for _ in range(2)]
-        tries = [strategy for strategy in strategies if isinstance(strategy, DeviceStrategy)]
-        assert len(tries) == 2
-        mixing = create("recycling"), create("hybrid")
-        mixed_by_host = [create("hybrid", sources="trie,recycling,jacobi") for _ in range(2)]
-        assert all(isinstance(strategy, DeviceStrategy) for strategy in mixing)
+        if name == "mixed by the host":
+            strategies = [create("hybrid", sources="trie,recycling,jacobi") for _ in range(2)]
+        else:
+            strategies = [make(StrategyKey(name), Capacity(tokens=1000, bytes=1 << 20)) for _ in range(2)]
+            assert all(isinstance(strategy, DeviceStrategy) for strategy in strategies)
         for _ in range(2):
-            assert written(tries) == expected
-            assert written(mixing) == expected
-            assert written(mixed_by_host) == expected
-        assert written(mixing, sampling) == sampled
-        assert written(tries, sampling) == sampled
+            assert written(strategies, sampling) == answers
 
 
 @pytest.mark.system
@@ -86,7 +77,6 @@ def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
     ],
 )
 def test_a_kernel_that_fails_costs_the_drafts_alone(name: str, module: str) -> None:
-    expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS]
 
     def failing(launched: Launch) -> None:
         if launched.module == module:
@@ -95,4 +85,5 @@ def test_a_kernel_that_fails_costs_the_drafts_alone(name: str, module: str) -> N
 
     with drafts_on_device(SIZES, "cpu"), setting(LAUNCHER, failing):
         strategies = [create(name) for _ in range(2)]
-        assert written(strategies, fails=True) == expected
+        answers = [expected("llama", prompt, GREEDY, STOP) for prompt in PROMPTS]
+        assert written(strategies, GREEDY, fails=True) == answers

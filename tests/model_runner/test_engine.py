@@ -1,9 +1,8 @@
-"""The engine's life: endings, errors, limits; every slot, KV page and drafter is freed whatever happens."""
+"""The engine's life: endings, errors, limits, counts; every slot, KV page and drafter is freed whatever happens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError,
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_model_runner.sequence import FORMAT_SOURCE, Sequence, SequenceState, SequenceStats
 from draftwood_strategies import DraftTree, Feedback, Strategy
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.base import SourceCounts
 from draftwood_strategies.draft_engine.controller import DraftCostModel
 from draftwood_strategies.draft_engine.engine import DraftEngine
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory
@@ -320,40 +320,6 @@ def test_kv_memory_that_the_device_lacks_is_refused_at_start(
         Engine(model, EngineConfig(kv_cache_tokens=5000))
 
 
-def test_a_sequence_that_lost_its_slot_drafts_only_at_the_end_of_what_it_wrote(model: LoadedModel) -> None:
-    """It is recomputed in chunks of one token, each of which looks like a step that writes."""
-    engine = engine_of(model, 16, max_running=2, prefill_chunk=2, shared_prefill_chunk=2, prefix_cache=False)
-    answer = greedy("llama", PROMPT, 60)
-    again, prompt = sequence(strategy=Right(answer), stop=StopParams(60)), sequence((9,) * 30, tenant="b")
-    engine.add(again)
-    while len(again.output) < 20:
-        engine.step()
-    engine.pause(again)
-    engine.resume(again)
-    engine.add(prompt)
-    recomputed = 0
-    while again.length - again.committed > 1:
-        drafted, written = again.stats.draft_tokens, len(again.output)
-        engine.step()
-        if len(again.output) == written:
-            recomputed += 1
-            assert again.stats.draft_tokens == drafted
-    assert recomputed > 20
-    run(engine)
-    assert again.output == answer
-    engine.close()
-
-
-def test_the_configuration_names_what_is_wrong() -> None:
-    counts = "max_running", "prefill_chunk", "shared_prefill_chunk", "kv_cache_tokens", "threads", "max_draft_nodes"
-    for field in counts:
-        with pytest.raises(InvalidValueError, match=field):
-            replace(EngineConfig(), **{field: -1})  # type: ignore[arg-type]
-    for weight in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(InvalidValueError, match="tenant_weights"):
-            EngineConfig(tenant_weights={"acme": weight})
-
-
 def test_a_tenants_cost_model_reaches_no_other_and_no_strategy_else(model: LoadedModel) -> None:
     """Vain drafts of one tenant are counted where its next sequences look, and nowhere else."""
     engine, vain = Engine(model, EngineConfig(max_draft_nodes=16)), FakeStrategy(VAIN)
@@ -391,3 +357,26 @@ def test_outputs_have_the_verified_drafts_if_they_are_asked_for(engine: Engine) 
         assert output.drafted.count(True) == len(tree.accepted)
     assert sum(len(tree.token_ids) for tree in trees) == asking.stats.draft_tokens
     assert all(output.tree is None for output in run(engine, sequence(strategy=strategy)))
+
+
+def test_draft_tokens_count_for_the_strategy_its_parts_and_the_grammar() -> None:
+    assert SequenceStats().sources("trie") == {}
+    plain = SequenceStats(proposed_tokens=9, draft_tokens=8, accepted_tokens=3)
+    assert plain.sources("trie") == {"trie": SourceCounts(8, 3)}
+    parts = {"trie": SourceCounts(4, 2), "recycling": SourceCounts(2, 0)}
+    mixed = SequenceStats(proposed_tokens=9, draft_tokens=8, accepted_tokens=3, by_source=parts)
+    assert mixed.sources("hybrid") == {**parts, FORMAT_SOURCE: SourceCounts(2, 1)}
+
+
+def test_what_a_grammar_forces_is_not_the_strategy_s() -> None:
+    """The drafter was never asked, as in short answers or while prompts wait."""
+    forced = SequenceStats(proposed_tokens=0, draft_tokens=5, accepted_tokens=5)
+    assert forced.sources("hybrid") == {FORMAT_SOURCE: SourceCounts(5, 5)}
+
+
+def test_samples_add_up() -> None:
+    first = SequenceStats(arrived_at=1.0, first_token_at=3.0, finished_at=5.0, decode_steps=2, accepted_by_depth=[2, 1])
+    second = SequenceStats(arrived_at=1.0, first_token_at=2.0, finished_at=9.0, decode_steps=3, accepted_by_depth=[1])
+    both = SequenceStats.over([first, second])
+    assert (both.arrived_at, both.first_token_at, both.finished_at) == (1.0, 2.0, 9.0)
+    assert (both.decode_steps, both.accepted_by_depth) == (5, [3, 1])

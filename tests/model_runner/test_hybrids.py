@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import TemperatureLogitsWarper
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from draftwood_model_runner.loading.model import LoadedModel
@@ -19,9 +18,17 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.machine import StateCapacity
 from draftwood_model_runner.runners.model_calls import cache_argument
 from draftwood_model_runner.runners.torch import kv_cache
-from draftwood_model_runner.sampling.draws import gumbel_noise
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import RANDOM_FAMILIES, taken_over, tiny, torch_factory, with_runners
+from tests.model_runner.families import (
+    OPENVINO_FAMILIES,
+    RANDOM_FAMILIES,
+    Noise,
+    generate_with_gaps,
+    taken_over,
+    tiny,
+    torch_factory,
+    with_runners,
+)
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of, make_sequence
 from tests.model_runner.sequences import run as run_all
@@ -80,35 +87,10 @@ class Written(NamedTuple):
 
 @functools.cache
 def generated(family: str, prompt: tuple[int, ...], new: int, sampling: SamplingParams = GREEDY) -> Written:
-    """Greedy, or with temperature by the noise of Draftwood, which depends on seed and position alone."""
-    with torch.inference_mode():
-        ids = torch.tensor([prompt])
-        found = _reference(family).generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-            logits_processor=LogitsProcessorList([Noise(sampling)] if sampling.temperature else []),
-            output_logits=True,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-    best = torch.cat(found.scores).topk(2).values
-    gaps = (best[:, 0] - best[:, 1]) * (sampling.temperature or 1.0) / torch.cat(found.logits).abs().amax(1)
-    return Written(found.sequences[0, len(prompt) :].tolist(), float(gaps.min()))
-
-
-class Noise(LogitsProcessor):
-    """Makes the most probable token the one that is sampled."""
-
-    def __init__(self, sampling: SamplingParams) -> None:
-        self._sampling = sampling
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        noise = gumbel_noise(scores.shape[1], self._sampling.seed, input_ids.shape[1])
-        return scores.double() / self._sampling.temperature + torch.from_numpy(noise)
+    """Greedy or with temperature."""
+    warm = (TemperatureLogitsWarper(sampling.temperature), Noise(sampling.seed)) if sampling.temperature else ()
+    tokens, gaps = generate_with_gaps(_reference(family), prompt, new, *warm)
+    return Written(tokens, min(gaps) * (sampling.temperature or 1.0))
 
 
 @functools.cache
@@ -170,9 +152,8 @@ def run(model: LoadedModel, cases: list[Case], answers: list[list[int]], seed: i
             engine.add(sequence)
             joined.append(sequence)
             waiting.remove((sequence, case))
-        if random.random() < 0.2:  # those that run lose their states, as when they are preempted
-            for sequence in joined[-1:]:
-                engine.pause(sequence)
+        if joined and random.random() < 0.2:  # it loses its states, as when it is preempted
+            engine.pause(joined[-1])
         if random.random() < 0.3 or not engine.has_work:
             for sequence in joined:
                 engine.resume(sequence)
@@ -207,7 +188,10 @@ def assert_lossless(family: str, seeds: range, runner: str = "torch") -> None:
     assert max(written.values()) < sum(written.values()) / 4, "a wrong state would write the same tokens"
 
 
-@pytest.mark.parametrize(("family", "runner"), with_runners([*OFTEN, *ATTENTION, "llama", "gemma2"], ["llama"]))
+BY_OPENVINO = [family for family in RANDOM_FAMILIES if family in OPENVINO_FAMILIES]
+
+
+@pytest.mark.parametrize(("family", "runner"), with_runners([*OFTEN, *ATTENTION, *RANDOM_FAMILIES], BY_OPENVINO))
 def test_a_few_requests_of_every_kind(family: str, runner: str) -> None:
     assert_lossless(family, range(4), runner)
 
@@ -230,24 +214,19 @@ class EarlierCache:
         return getattr(self._cache, name)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
-        return self._layer(layer_idx).conv_states[state_idx] if self._has_state(layer_idx, state_idx) else None
+        has_state = self._cache.has_previous_state(layer_idx, state_idx)
+        return self._cache.layers[layer_idx].conv_states[state_idx] if has_state else None
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
-        return self._layer(layer_idx).recurrent_states[state_idx] if self._has_state(layer_idx, state_idx) else None
+        has_state = self._cache.has_previous_state(layer_idx, state_idx)
+        return self._cache.layers[layer_idx].recurrent_states[state_idx] if has_state else None
 
     def is_recording_past(self, layer_idx: int) -> Any:
-        return self._layer(layer_idx).record_past
-
-    def _has_state(self, layer_idx: int, state_idx: int) -> Any:
-        return self._cache.has_previous_state(layer_idx, state_idx)
-
-    def _layer(self, layer_idx: int) -> Any:
-        return self._cache.layers[layer_idx]
+        return self._cache.layers[layer_idx].record_past
 
 
 def test_recurrent_layers_may_read_their_states_off_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     forward: Any = Qwen3NextGatedDeltaNet.forward
-
     signature, cache = inspect.signature(forward), str(cache_argument(forward))
 
     @functools.wraps(forward)
@@ -262,13 +241,8 @@ def test_recurrent_layers_may_read_their_states_off_the_cache(monkeypatch: pytes
     monkeypatch.setattr(Qwen3NextGatedDeltaNet, "forward", earlier)
     model = taken_over(hybrid("qwen3_next"), max_context=CONTEXT, defaults="greedy")
     oracle = OracleStrategy(dict(zip(prompts, expected, strict=True)), VOCAB, seed=0)
-    engine = engine_of(model, DRAFT, max_running=3)
-    sequences = [
-        make_sequence(str(prompt), prompt, StopParams(8), strategy=oracle, max_draft_nodes=DRAFT) for prompt in prompts
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    run_all(engine)
+    sequences = batch_of(prompts, StopParams(8), strategy=oracle, max_draft_nodes=DRAFT)
+    run_all(engine_of(model, DRAFT, max_running=3), *sequences)
     assert [one.output for one in sequences] == expected
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
 

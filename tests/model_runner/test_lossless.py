@@ -1,28 +1,46 @@
-"""Whatever is drafted, the tokens are those of transformers' own greedy `generate`."""
+"""Whatever is drafted, and whichever way the engine goes, the tokens are those of transformers' own `generate`."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import draftwood_strategies
 from draftwood_model_runner import draft_policy
-from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sampling import verification
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from draftwood_strategies import threads as row_threads
 from draftwood_strategies.draft_engine import engine as guarded_batches
 from draftwood_strategies.draft_engine.guard import GuardedDrafter
 from tests import phrase_book
-from tests.model_runner.beside import create_beside, served_beside
-from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, greedy, served, with_runners
+from tests.model_runner.beside import assert_no_faults, create_beside, served_beside
+from tests.model_runner.families import (
+    FAMILIES,
+    VOCAB,
+    WINDOW,
+    expected,
+    generate,
+    greedy,
+    reference,
+    served,
+    with_runners,
+)
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.overlapping import overlap_halves
+from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.sampling.held import allowed_by
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of, make_sequence, run
 
 NAMES = [*dict.fromkeys([*draftwood_strategies.strategy_names(), phrase_book.NAME])]
 """Every strategy, the example plugin among them."""
@@ -39,7 +57,7 @@ few_examples = settings(
 )
 
 
-def generate(
+def answered(
     engine: Engine, batch: list[tuple[int, ...]], strategy: Strategy | None, nodes: int, stop: StopParams
 ) -> list[Sequence]:
     """All of `batch` at once, to the end; no drafter fails."""
@@ -78,23 +96,10 @@ def test_every_strategy_at_every_budget(family: str, runner: str, name: str, pro
         strategy = phrase_book.create(name, texts + wrong)
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
-            sequences = generate(engine, batch, strategy, nodes, StopParams(NEW_TOKENS))
+            sequences = answered(engine, batch, strategy, nodes, StopParams(NEW_TOKENS))
             assert [sequence.output for sequence in sequences] == [
                 greedy(family, prompt, NEW_TOKENS) for prompt in batch
             ]
-
-
-@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, OPENVINO_FAMILIES))
-@given(prompts=prompts, seed=st.integers(0, 2**16), chunk=st.sampled_from([3, 16, 512]))
-@few_examples
-def test_trees_of_any_shape(family: str, runner: str, prompts: list[tuple[int, ...]], seed: int, chunk: int) -> None:
-    """Deep paths, wrong branches, prompts in chunks, five sequences at different points of their lives."""
-    answers = {prompt: greedy(family, prompt, NEW_TOKENS) for prompt in prompts}
-    engine = fixed_engine(family, runner, prefill_chunk=chunk)
-    oracle = OracleStrategy(answers, VOCAB, seed)
-    sequences = generate(engine, prompts, oracle, 64, StopParams(NEW_TOKENS))
-    assert [s.output for s in sequences] == list(answers.values())
-    assert sum(s.stats.accepted_tokens for s in sequences) > NEW_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -109,92 +114,198 @@ def test_bundled_model_answers_questions(name: str, runner: str) -> None:
     model = served("bundled", runner)
     questions = ["where is my order", "i want a refund!!", "how do I change my adress"]
     batch = [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
-    expected = [greedy("bundled", prompt, 50) for prompt in batch]
-    texts = [[*prompt[-4:], *answer] for prompt, answer in zip(batch, expected, strict=True)]
+    answers = [greedy("bundled", prompt, 50) for prompt in batch]
+    texts = [[*prompt[-4:], *answer] for prompt, answer in zip(batch, answers, strict=True)]
     engine, strategy = fixed_engine("bundled", runner), phrase_book.create(name, texts)
     for _ in range(2):
-        sequences = generate(engine, batch, strategy, 24, StopParams(50))
-        assert [s.output for s in sequences] == expected
+        sequences = answered(engine, batch, strategy, 24, StopParams(50))
+        assert [s.output for s in sequences] == answers
     if name != "none":
-        assert sum(s.stats.accepted_tokens for s in sequences) > 0.5 * sum(map(len, expected))
+        assert sum(s.stats.accepted_tokens for s in sequences) > 0.5 * sum(map(len, answers))
 
 
-SHORT = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
-TALKERS = [(4, 4, 4, 4), (1, 2, 1, 2, 1)]
+WentThere: TypeAlias = Callable[[list[Sequence]], bool]
+"""Whether sequences that ended went a certain way."""
 
 
-def long(size: int) -> tuple[int, ...]:
-    return tuple(i % 7 + 1 for i in range(size))
+class Path(NamedTuple):
+    """A way through the engine that has code of its own.
+
+    Attributes:
+        lead: leads an engine there.
+        config: of the engine.
+        pauses: whether sequences pause and go on at random.
+        without: drafters and kinds with which no engine goes there.
+    """
+
+    lead: Callable[[Engine, pytest.MonkeyPatch], WentThere]
+    config: dict[str, Any]
+    pauses: bool = False
+    without: Collection[str] = ()
 
 
-@pytest.mark.parametrize("name", [*NAMES, "draft_model"])
-@pytest.mark.parametrize(
-    ("batch", "chunk", "patch"),
-    [
-        # After each draft two steps without one; what is written in them the drafter is told afterwards.
-        pytest.param(SHORT, 512, "two pauses", id="asked now and then"),
-        # Nothing is drafted while the long prompt is read in chunks; the other drafter starts after some tokens.
-        pytest.param([TALKERS[0], long(40)], 8, "no skips", id="started in the middle of an answer"),
-        # While the long prompt is read, the others write in every fourth step only, and draft in it.
-        pytest.param([*TALKERS, long(50)], 6, "", id="steps skipped for a prompt"),
-    ],
-)
-def test_drafters_that_are_not_asked_in_every_step(
-    name: str, batch: list[tuple[int, ...]], chunk: int, patch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if patch == "two pauses":
-        monkeypatch.setattr(guarded_batches, "pause_all", lambda accounts, can_drop_part: [2] * len(accounts))
-    elif patch == "no skips":
-        monkeypatch.setattr(draft_policy, "_WORTH_SKIPPING", math.inf)
-    started: list[int] = []
-    start = GuardedDrafter._start
+def into_preemptions(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    return lambda sequences: any(one.stats.preemptions for one in sequences)
+
+
+def into_pauses(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    return lambda sequences: sum(one.stats.pauses for one in sequences) >= 3
+
+
+def as_far_as_drafts_pay(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    return lambda sequences: engine._policy._step_times is not None
+
+
+def asked_in_each_third_step(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    """What is written in the other steps the drafter is told afterwards."""
+    patch.setattr(guarded_batches, "pause_all", lambda accounts, can_drop_part: [2] * len(accounts))
+    return lambda sequences: all(2 * one.stats.drafts <= one.stats.decode_steps for one in sequences)
+
+
+def started_in_the_middle(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    """Nothing is drafted while long prompts are read in chunks."""
+    started, start = list[int](), GuardedDrafter._start
 
     def noted(drafter: GuardedDrafter, strategy: Strategy) -> None:
         started.append(drafter.stats.decode_steps)
         start(drafter, strategy)
 
-    monkeypatch.setattr(GuardedDrafter, "_start", noted)
-    model = served_beside("llama") if name == "draft_model" else served("llama")
-    engine = engine_of(model, 64, max_running=5, prefill_chunk=chunk, shared_prefill_chunk=min(chunk, 128))
-    sequences = generate(engine, batch, create_beside(engine, name), 16, StopParams(NEW_TOKENS))
-    assert [sequence.output for sequence in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
-    if name in ("trie", "recycling", "hybrid", "draft_model"):
-        assert sum(sequence.stats.draft_tokens for sequence in sequences) > 0
-    if patch == "no skips" and name != "none":
-        assert max(started) > 1
+    patch.setattr(draft_policy, "_WORTH_SKIPPING", math.inf)
+    patch.setattr(GuardedDrafter, "_start", noted)
+    return lambda sequences: max(started) > 1
 
 
-@pytest.mark.parametrize("name", ["trie", "hybrid"])
-def test_drafts_that_several_threads_make(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of sequences as there are with hundreds of streams, here of two or three."""
-    monkeypatch.setattr(row_threads, "_NODES_TO_DRAFT", 64)
-    monkeypatch.setattr(row_threads, "_usable_cpus", lambda: 4)
-    groups: list[int] = []
-    in_threads = row_threads.in_threads
+def into_skipped_steps(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    """While a long prompt is read, others write in every fourth step only, and draft in it."""
+    return lambda sequences: engine.counts.steps > max(one.stats.decode_steps for one in sequences)
 
-    def noted(calls: list[Any], threads: int) -> list[Any]:
+
+def drafted_by_threads(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    """As with hundreds of streams."""
+    patch.setattr(row_threads, "_NODES_TO_DRAFT", 8)
+    patch.setattr(row_threads, "_usable_cpus", lambda: 4)
+    return threads_noted(row_threads, patch)
+
+
+def chosen_by_threads(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    """As with a large vocabulary."""
+    patch.setattr(verification, "LEAST_NUMBERS", 1)
+    noted = threads_noted(verification, patch)
+    return lambda sequences: noted(sequences) or sequences[0].request.sampling == GREEDY
+
+
+def threads_noted(module: Any, patch: pytest.MonkeyPatch) -> WentThere:
+    """Whether work of the module went to several threads."""
+    groups, in_threads = list[int](), module.in_threads
+
+    def noted(calls: list[Any], threads: int) -> Any:
         groups.append(len(calls))
         return in_threads(calls, threads)
 
-    monkeypatch.setattr(row_threads, "in_threads", noted)
-    batch: list[tuple[int, ...]] = [(i % 7 + 1, 2, 3, i // 7 + 1, 2, 3) for i in range(10)]
-    expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
-    engine = engine_of(served("llama", "torch"), 64, max_running=len(batch))
-    strategy = draftwood_strategies.create(name)
-    for _ in range(2):
-        sequences = generate(engine, batch, strategy, 32, StopParams(NEW_TOKENS))
-        assert [sequence.output for sequence in sequences] == expected
-    assert max(groups) == 4
-    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW_TOKENS
+    patch.setattr(module, "in_threads", noted)
+    return lambda sequences: max(groups, default=0) > 1
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("runner", ["torch", "openvino"])
-def test_adaptive_budget_changes_no_token(runner: str) -> None:
-    model = served("bundled", runner)
-    engine = Engine(model, EngineConfig(max_draft_nodes=32))
-    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "cancel my order 4411"}]).tolist())
-    strategy = draftwood_strategies.create("trie")
-    for _ in range(3):
-        [sequence] = generate(engine, [prompt], strategy, 32, StopParams(100))
-        assert sequence.output == greedy("bundled", prompt, 100)
+def in_halves(engine: Engine, patch: pytest.MonkeyPatch) -> WentThere:
+    """Steps of two halves in turn; now and then a step of all sequences."""
+    overlap_halves(engine, whole=0.2)
+    return lambda sequences: engine.counts.microbatches > engine.counts.steps // 2
+
+
+PROMPTS = [tuple(np.random.default_rng(i).integers(0, 9, 5 + 9 * i).tolist()) for i in range(6)]
+STOP = StopParams(80)
+PENALIZED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, seed=3)
+KINDS = {"greedy": (GREEDY, False), "penalized": (PENALIZED, False), "formatted": (GREEDY, True)}
+"""How tokens are chosen, and whether they are held to a grammar."""
+DRAFTERS = (*(name for name in NAMES if name != "none"), "draft_model", "oracle")
+SCARCE = {"kv_cache_tokens": 280, "prefill_chunk": 50}
+HOST_CHOOSES = {"penalized", "formatted"}
+PATHS = {
+    # One that drafts for itself is done before memory is short.
+    "preempted": Path(into_preemptions, SCARCE, without={"draft_model"}),
+    "preempted without cached prefixes": Path(
+        into_preemptions, {**SCARCE, "prefix_cache": False}, without={"draft_model"}
+    ),
+    "paused": Path(into_pauses, {**SCARCE, "max_running": 2, "prefill_chunk": 20}, pauses=True),
+    "paused without cached prefixes": Path(
+        into_pauses, {"kv_cache_tokens": 464, "max_running": 2, "prefix_cache": False}, pauses=True
+    ),
+    "as far as drafts pay": Path(as_far_as_drafts_pay, {"adaptive_budget": True}),
+    # An oracle wants to hear of each step.
+    "asked in each third step": Path(asked_in_each_third_step, {}, without={"oracle"}),
+    "started in the middle": Path(started_in_the_middle, {"prefill_chunk": 8, "shared_prefill_chunk": 8}),
+    "skipped steps": Path(into_skipped_steps, {"prefill_chunk": 6, "shared_prefill_chunk": 6}),
+    "drafted by threads": Path(drafted_by_threads, {}, without={*DRAFTERS} - {"trie", "hybrid"}),
+    "chosen by threads": Path(chosen_by_threads, {"threads": 3}),
+    # Only what the device chooses for stays in flight, and the fake one has no models that draft.
+    "in halves": Path(in_halves, {"max_running": 4, "prefill_chunk": 16}, without={"draft_model", *HOST_CHOOSES}),
+    "in halves, preempted and paused": Path(
+        in_halves, {**SCARCE, "max_running": 4}, pauses=True, without={"draft_model", *HOST_CHOOSES}
+    ),
+}
+OFTEN = ("hybrid", "draft_model", "oracle")
+"""What the fast tests draft by on each path."""
+
+
+@functools.cache
+def answer_to(prompt: tuple[int, ...], kind: str) -> list[int]:
+    """What transformers' `generate` writes."""
+    sampling, formatted = KINDS[kind]
+    if not formatted:
+        return expected("llama", prompt, sampling, STOP)
+
+    def allowed(batch: int, ids: torch.Tensor) -> list[int]:
+        grammar = RandomGrammar(VOCAB)
+        grammar.written = ids[len(prompt) :].tolist()
+        return np.flatnonzero(allowed_by(grammar, VOCAB)).tolist()
+
+    return generate(reference("llama"), prompt, STOP.max_tokens, prefix_allowed_tokens_fn=allowed)
+
+
+def is_fast(path: str, name: str, kind: str) -> bool:
+    if path.startswith("in halves") or path == "as far as drafts pay":
+        return False
+    if kind == "greedy" and path in ("asked in each third step", "started in the middle", "skipped steps"):
+        return True
+    return name == "hybrid" or (name in OFTEN and kind != "formatted")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "kind"),
+    [
+        pytest.param(path, name, kind, marks=() if is_fast(path, name, kind) else pytest.mark.system)
+        for path in PATHS
+        for name in DRAFTERS
+        for kind in KINDS
+        if not {name, kind} & {*PATHS[path].without}
+    ],
+)
+def test_every_path_through_the_engine(path: str, name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sequence drafts nothing, and each further one four nodes more."""
+    (lead, config, pauses, _), (sampling, formatted) = PATHS[path], KINDS[kind]
+    answers, random = {prompt: answer_to(prompt, kind) for prompt in PROMPTS}, np.random.default_rng(0)
+    model = served_beside("llama") if name == "draft_model" else served("llama")
+    engine = engine_of(model, 24, **{"max_running": 6, **config})
+    went_there = lead(engine, monkeypatch)
+    strategy = OracleStrategy(answers, VOCAB, seed=1) if name == "oracle" else create_beside(engine, name)
+    sequences = [
+        make_sequence(
+            str(i), prompt, STOP, sampling, strategy=strategy, max_draft_nodes=4 * i, tenant="ab"[i % 2],
+            grammar=RandomGrammar(VOCAB) if formatted else None,
+        )
+        for i, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+    for sequence in sequences:
+        engine.add(sequence)
+    for _ in range(60 if pauses else 0):
+        (engine.pause if random.random() < 0.4 else engine.resume)(sequences[random.integers(len(sequences))])
+        engine.step()
+        engine.check()
+    for sequence in sequences:
+        engine.resume(sequence)
+    run(engine)
+    assert [sequence.output for sequence in sequences] == [*answers.values()]
+    assert_no_faults(sequences)
+    assert went_there(sequences)
+    if name in ("trie", *OFTEN) and path != "as far as drafts pay":
+        assert sum(sequence.stats.draft_tokens for sequence in sequences) > 0

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from draftwood_model_runner.engine import Engine, model_strategies
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.draft_heads import WEIGHTS, EagleHead, load_head
 from draftwood_model_runner.loading.draft_models import head_drafter, model_drafter
@@ -22,16 +22,14 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.base import StepBatch, StepInFlight
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import EMPTY_TREE, create
+from draftwood_strategies import EMPTY_TREE
 from tests.draft_models import permuting_model, write_knowing_head, write_model
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
 from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself, served_beside
-from tests.model_runner.families import generate, greedy, reference, served, taken_over, tiny
-from tests.model_runner.sampling.test_token_sampler import written_by
+from tests.model_runner.families import generate, greedy, reference, served, taken_over, tiny, written_by
 from tests.model_runner.sequences import batch_of, engine_of, make_sequence, run
 from tests.model_runner.small_models import tiny_hybrid
 
@@ -39,24 +37,35 @@ DEPTH, NODES, TOKENS = 6, 24, 40
 RUNNERS = ("openvino", "torch", "exact")
 """The last one is the torch runner in exact mode."""
 QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
+SHORT_AND_LONG = [(1, 2, 3), (5,) * 70, tuple(range(50))]
 
 
 def asked(model: LoadedModel) -> list[tuple[int, ...]]:
     return [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in QUESTIONS]
 
 
-def small_model(layers: int, runner: str) -> LoadedModel:
-    """The bundled model's first layers."""
-    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
-    module.model.layers = module.model.layers[:layers]
-    module.config.num_hidden_layers = layers
-    return adopt(module, load_tokenizer(BUNDLED_MODEL), name="small", runner=runner)
+def added(
+    engine: Engine,
+    prompts: list[tuple[int, ...]],
+    name: str,
+    tokens: int = TOKENS,
+    nodes: int = NODES,
+    tenant: str = "",
+    **options: Any,
+) -> list[Sequence]:
+    """Sequences in an engine that draft by a new strategy, of which `options` are."""
+    strategy = create_beside(engine, name, **options)
+    sequences = batch_of(prompts, StopParams(tokens), strategy=strategy, max_draft_nodes=nodes, tenant=tenant)
+    for sequence in sequences:
+        engine.add(sequence)
+    return sequences
 
 
-@pytest.fixture(autouse=True)
-def _levels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all levels are asked for."""
-    monkeypatch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
+def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options: Any) -> list[Sequence]:
+    sequences = added(engine, prompts, name, **options)
+    run(engine)
+    assert_no_faults(sequences)
+    return sequences
 
 
 class Passes:
@@ -73,14 +82,58 @@ class Passes:
         monkeypatch.setattr(ModelDrafts, "_pass", counted)
 
 
-def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options: Any) -> list[Sequence]:
-    with model_strategies(engine):
-        stop = options.pop("stop", StopParams(TOKENS))
-        sequences = batch_of(prompts, stop, strategy=create(name), max_draft_nodes=NODES, **options)
-    run(engine, *sequences)
-    engine.check()
-    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(prompts)
-    return sequences
+def interpret() -> None:
+    """Lets the cuda runner compute on a CPU."""
+    # Kernels, which few tests of this file need.
+    from tests.model_runner.runners.cuda.interpreting import interpret
+
+    interpret()
+
+
+def shallow() -> Any:
+    """A random model whose steps take few launches."""
+    return tiny("llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+
+
+def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, **changed: Any) -> str:
+    """A head with random weights for the bundled model."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=1, vocab_size=vocab, max_position_embeddings=2048,
+    )  # fmt: skip
+    vars(config).update({"draft_vocab_size": drafted} | changed)
+    head = EagleHead(config)
+    head.d2t.copy_(torch.arange(drafted) * 3)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.08) if weight.dim() > 1 else torch.nn.init.ones_(weight)
+    folder.mkdir(exist_ok=True)
+    config.to_json_file(folder / "config.json")
+    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS)
+    return str(folder)
+
+
+def runner_options(runner: str) -> dict[str, Any]:
+    if runner == "cuda":
+        interpret()
+    return {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
+
+
+def with_head(folder: str, runner: str = "openvino", module: Any = None) -> tuple[LoadedModel, EagleHead]:
+    """A model, the bundled one if there is none, with the head in a folder, and the head as it was."""
+    path = BUNDLED_MODEL if module is None else write_model(Path(folder).parent / "model", module)
+    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    config = module.config
+    head = load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
+    target = taken_over(module, feature_layers=head.feature_layers_of_target, **runner_options(runner))
+    assert target.exact == (runner == "exact")
+    drafter = head_drafter(copy.deepcopy(head), path, target, None)
+    return replace(target, drafters={"head": drafter}), head
+
+
+def with_knowing_head(folder: Path, runner: str) -> LoadedModel:
+    model, _ = with_head(write_knowing_head(folder / "head"), runner, permuting_model())
+    return model
 
 
 @pytest.mark.parametrize("runner", ["openvino", "torch"])
@@ -96,19 +149,67 @@ def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int)
             assert sequence.stats.decode_steps <= 2 + -(-len(sequence.output) // (1 + DEPTH)) + 5 * (chunk < 512)
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_head_that_knows_is_always_right(runner: str, tmp_path: Path) -> None:
+    """The second time with cached prefixes."""
+    engine = engine_of(with_knowing_head(tmp_path, runner), NODES, max_running=2)
+    for _ in range(2):
+        for sequence, prompt in zip(answers(engine, SHORT_AND_LONG, "head"), SHORT_AND_LONG, strict=True):
+            assert sequence.output == generate(permuting_model(), prompt, TOKENS)
+            assert sequence.stats.decode_steps <= 2 + -(-TOKENS // (1 + DEPTH))
+
+
 @pytest.mark.parametrize("runner", ["cuda"])
 def test_a_model_drafts_for_itself_on_a_gpu(runner: str) -> None:
     interpret()
-    model = taken_over(shallow(), runner=runner)
-    model = replace(model, drafters={"draft_model": DraftModel("itself", model.factory, None, model.parameters)})
+    model = drafting_for_itself(taken_over(shallow(), runner=runner))
     engine, prompts, written = engine_of(model, NODES, max_running=2), [(1, 2, 3), tuple(range(40, 60))], 8
-    with model_strategies(engine):
-        strategy = create("draft_model", depth=3)
-    sequences = batch_of(prompts, StopParams(written), strategy=strategy, max_draft_nodes=8)
-    run(engine, *sequences)
+    sequences = answers(engine, prompts, "draft_model", tokens=written, nodes=8, depth=3)
     for sequence, prompt in zip(sequences, prompts, strict=True):
         assert sequence.output == generate(shallow(), prompt, written)
         assert sequence.stats.decode_steps <= 2 + -(-written // 4)
+
+
+@pytest.mark.parametrize("runner", ["cuda"])
+def test_a_head_that_knows_is_always_right_on_a_gpu(runner: str, tmp_path: Path) -> None:
+    """In steps of two halves in turn, each of which is in flight while the host reads the features of the other; the
+    second time with cached prefixes."""
+    engine = engine_of(with_knowing_head(tmp_path, runner), NODES, max_running=2)
+    prompts, written = [(1, 2, 3), tuple(range(20))], 8
+    patched: Any = engine
+    patched._microbatches.microbatch = lambda running: -(-running // 2)
+    for _ in range(2):
+        sequences = answers(engine, prompts, "head", tokens=written, nodes=6, depth=3)
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            assert sequence.output == generate(permuting_model(), prompt, written)
+            assert sequence.stats.decode_steps <= 2 + -(-written // 4)
+    assert sequences[1].stats.cached_prompt_tokens == 16
+    assert engine.counts.microbatches > 0
+    for made in (engine._runner, engine.model_drafts["head"]._runner):
+        assert made._graphs.sizes  # type: ignore[attr-defined]
+        assert not made.capture_problem  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "runner"), [("draft_model", "openvino"), *(("head", runner) for runner in RUNNERS)])
+def test_drafts_stay_right_after_pauses(name: str, runner: str, tmp_path: Path) -> None:
+    """Of three sequences one pauses for every other step at first."""
+    if name == "head":
+        model, module, prompts = with_knowing_head(tmp_path, runner), permuting_model(), SHORT_AND_LONG
+    else:
+        model, module = drafting_for_itself(served("bundled", runner)), reference("bundled")
+        prompts = asked(model)
+    engine = engine_of(model, NODES, max_running=3)
+    sequences = added(engine, prompts, name)
+    for step in range(12):
+        engine.step()
+        engine.pause(sequences[step % 3])
+        engine.step()
+        engine.resume(sequences[step % 3])
+        engine.check()
+    run(engine)
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.output == generate(module, prompt, TOKENS)
+        assert sequence.stats.accepted_tokens > sequence.stats.decode_steps
 
 
 def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
@@ -131,44 +232,18 @@ def test_a_step_with_several_tenants_takes_as_many_passes_as_with_one(
 ) -> None:
     model, passes, counts = drafting_for_itself(served("bundled", "openvino")), Passes(monkeypatch), []
     prompts = asked(model)
-    for tenants in (["a", "a", "a"], ["a", "b", "c"]):
-        engine, made = engine_of(model, NODES), dict[str, Any]()
-        for name, tenant in zip(names, tenants, strict=True):
-            made.setdefault(name + tenant, create_beside(engine, name))
+    for tenants in ("aaa", "abc"):
+        engine = engine_of(model, NODES)
+        made = {pair: create_beside(engine, pair[0]) for pair in zip(names, tenants, strict=True)}
         sequences = [
-            make_sequence(
-                "r", prompt, StopParams(TOKENS), strategy=made[name + tenant], max_draft_nodes=NODES, tenant=tenant
-            )
-            for prompt, name, tenant in zip(prompts, names, tenants, strict=True)
+            make_sequence("r", prompt, StopParams(TOKENS), strategy=made[pair], max_draft_nodes=NODES, tenant=pair[1])
+            for prompt, pair in zip(prompts, zip(names, tenants, strict=True), strict=True)
         ]
-        assert len(made) == len({*zip(names, tenants, strict=True)})
         passes.count = 0
         run(engine, *sequences)
         counts.append(passes.count)
         assert [s.output for s in sequences] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
     assert counts[0] == counts[1] > 0
-
-
-def test_trees_of_one_call_are_those_of_separate_calls() -> None:
-    model = drafting_for_itself(served("bundled", "openvino"))
-    engine, prompts = engine_of(model, NODES), asked(model)
-    drafts = engine.model_drafts["draft_model"]
-    sequences = batch_of(
-        prompts, StopParams(TOKENS), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES
-    )
-    for sequence in sequences:
-        engine.add(sequence)
-    while not all(sequence.output for sequence in sequences):
-        engine.step()
-    budgets, levels, least = np.array([24, 7, 16], np.int32), np.array([6, 1, 3], np.int32), np.zeros(3, np.float32)
-    together = drafts.draft(sequences, budgets, levels, least)
-    for i, sequence in enumerate(sequences):
-        one = slice(i, i + 1)
-        [alone] = drafts.draft([sequence], budgets[one], levels[one], least[one])
-        assert alone.tokens.tolist() == together[i].tokens.tolist()
-        assert alone.parents.tolist() == together[i].parents.tolist()
-        assert 0 < len(alone) <= budgets[i]
-        np.testing.assert_allclose(alone.scores, together[i].scores, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -191,67 +266,42 @@ def test_a_model_reads_nothing_of_sequences_that_never_ask_it(
     strategy = create_beside(engine, name)
     run(engine, *batch_of([long], StopParams(9), strategy=strategy, max_draft_nodes=nodes))
     assert (passes.count, combined) == (0, [])
-    run(engine, *batch_of([long], StopParams(9), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES))
+    answers(engine, [long], "draft_model", tokens=9)
     assert passes.count > 0
 
 
 def test_a_model_reads_no_further_once_drafting_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes = drafting_for_itself(served("bundled", "openvino")), Passes(monkeypatch)
-    engine, prompt = engine_of(model, NODES), asked(model)[0]
-    [sequence] = batch_of(
-        [prompt], StopParams(200, ignore_eos=True), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES
-    )
+    engine = engine_of(model, NODES)
+    [sequence] = added(engine, asked(model)[:1], "draft_model")
     monkeypatch.setattr(ModelDrafts, "draft", lambda *asked: 1 / 0)
-    engine.add(sequence)
     while not sequence.stats.drafting_disabled_reason:
         engine.step()
     passes.count = 0
     run(engine)
     assert "ZeroDivisionError" in sequence.stats.drafting_disabled_reason
-    assert len(sequence.output) == 200
+    assert sequence.output == greedy("bundled", asked(model)[0], TOKENS)
     assert passes.count == 0
-
-
-def paused_again_and_again(model: LoadedModel, prompts: list[tuple[int, ...]], name: str) -> list[Sequence]:
-    """Three sequences that draft by a strategy, one of which pauses for every other step at first."""
-    engine = engine_of(model, NODES, max_running=3, prefix_cache=True)
-    with model_strategies(engine):
-        sequences = batch_of(prompts, StopParams(TOKENS), strategy=create(name), max_draft_nodes=NODES)
-    for sequence in sequences:
-        engine.add(sequence)
-    for step in range(12):
-        engine.step()
-        paused = sequences[step % 3]
-        engine.pause(paused)
-        engine.step()
-        engine.resume(paused)
-        engine.check()
-    while engine.has_work:
-        engine.step()
-    return sequences
-
-
-def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
-    model = drafting_for_itself(served("bundled", "openvino"))
-    prompts = asked(model)
-    sequences = paused_again_and_again(model, prompts, "draft_model")
-    assert [s.output for s in sequences] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
-    assert all(s.stats.accepted_tokens > s.stats.decode_steps for s in sequences)
 
 
 @pytest.mark.parametrize("name", ["draft_model", "hybrid"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.9, seed=5)])
 def test_a_smaller_model_changes_no_token(name: str, sampling: SamplingParams) -> None:
+    """The bundled model's first layers."""
     target = served("bundled", "openvino")
-    model = replace(target, drafters={"draft_model": model_drafter(small_model(3, "openvino"), target, "small")})
-    prompts = asked(model)
-    plain = batch_of(prompts, StopParams(TOKENS), sampling)
-    run(engine_of(target, NODES), *plain)
-    drafted = answers(engine_of(model, NODES), prompts, name, sampling=sampling)
-    assert [s.output for s in drafted] == [s.output for s in plain]
-    sources = drafted[0].stats.by_source
-    assert sum(s.stats.draft_tokens for s in drafted) > 0
-    assert name != "hybrid" or sources["draft_model"].verified > 0
+    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    module.model.layers = module.model.layers[:3]
+    module.config.num_hidden_layers = 3
+    small = adopt(module, load_tokenizer(BUNDLED_MODEL), name="small", runner="openvino")
+    engine = engine_of(replace(target, drafters={"draft_model": model_drafter(small, target, "small")}), NODES)
+    stop, strategy = StopParams(TOKENS), create_beside(engine, name)
+    sequences = batch_of(asked(target), stop, sampling, strategy=strategy, max_draft_nodes=NODES)
+    run(engine, *sequences)
+    assert_no_faults(sequences)
+    for sequence, prompt in zip(sequences, asked(target), strict=True):
+        assert sequence.output == written_by(reference("bundled"), prompt, sampling, stop)
+    assert sum(s.stats.draft_tokens for s in sequences) > 0
+    assert name != "hybrid" or sequences[0].stats.by_source["draft_model"].verified > 0
 
 
 SAMPLED = SamplingParams(
@@ -293,54 +343,30 @@ def test_samples_and_stop_strings_are_those_of_drafting_off(name: str, sampling:
     assert depth > 1 or name == "hybrid" or deepest <= 1
 
 
-def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, **changed: Any) -> str:
-    """A head with random weights for the bundled model."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2,
-        num_hidden_layers=1, vocab_size=vocab, max_position_embeddings=2048,
-    )  # fmt: skip
-    vars(config).update({"draft_vocab_size": drafted} | changed)
-    head = EagleHead(config)
-    head.d2t.copy_(torch.arange(drafted) * 3)
-    for weight in head.parameters():
-        torch.nn.init.normal_(weight, std=0.08) if weight.dim() > 1 else torch.nn.init.ones_(weight)
-    folder.mkdir(exist_ok=True)
-    config.to_json_file(folder / "config.json")
-    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS)
-    return str(folder)
+Paths: TypeAlias = dict[tuple[int, ...], float]
 
 
-def with_head(folder: str, runner: str = "openvino", module: Any = None) -> tuple[LoadedModel, EagleHead]:
-    """A model, the bundled one if there is none, with the head in a folder, and the head as it was.
-
-    Args:
-        runner: "exact" for the torch runner in exact mode.
-    """
-    if runner == "cuda":
-        interpret()
-    path = BUNDLED_MODEL if module is None else write_model(Path(folder).parent / "model", module)
-    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    config = module.config
-    head = load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
-    options = {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
-    target = taken_over(module, feature_layers=head.feature_layers_of_target, **options)
-    assert target.exact == (runner == "exact")
-    drafter = head_drafter(copy.deepcopy(head), path, target, None)
-    return replace(target, drafters={"head": drafter}), head
-
-
-def interpret() -> None:
-    """Lets the cuda runner compute on a CPU."""
-    # Kernels, which few tests of this file need.
-    from tests.model_runner.runners.cuda.interpreting import interpret
-
-    interpret()
-
-
-def shallow() -> Any:
-    """A random model whose steps take few launches."""
-    return tiny("llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+def drafted_paths(
+    model: LoadedModel, prompts: list[tuple[int, ...]], steps: int, levels: int
+) -> list[tuple[list[int], Paths]]:
+    """Of each prompt the text after some steps, and what the head drafts then: each path with its probability."""
+    engine = engine_of(model, NODES)
+    sequences = added(engine, prompts, "head", depth=levels)
+    for _ in range(steps):
+        engine.step()
+    n = len(prompts)
+    budgets, depths = np.full((2, n), [[NODES], [levels]], np.int32)
+    trees = engine.model_drafts["head"].draft(sequences, budgets, depths, np.zeros(n, np.float32))
+    found = []
+    for sequence, tree in zip(sequences, trees, strict=True):
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        assert max(map(len, paths)) >= 3
+        text = [*sequence.request.prompt.tolist(), *sequence.output]
+        found.append((text, dict(zip(paths, tree.scores.tolist(), strict=True))))
+    engine.check()
+    return found
 
 
 @torch.no_grad()
@@ -359,46 +385,11 @@ def path_probability(head: EagleHead, module: Any, text: list[int], path: list[i
     return float(np.exp(total))
 
 
-Paths: TypeAlias = dict[tuple[int, ...], float]
-
-
-def drafted_paths(
-    model: LoadedModel, prompts: list[tuple[int, ...]], steps: int, levels: int
-) -> list[tuple[list[int], Paths]]:
-    """Of each prompt the text after some steps, and what the head drafts then: each path with its probability."""
-    engine = engine_of(model, NODES)
-    with model_strategies(engine):
-        strategy = create("head", depth=levels)
-    sequences = batch_of(prompts, StopParams(TOKENS), strategy=strategy, max_draft_nodes=NODES)
-    for sequence in sequences:
-        engine.add(sequence)
-    for _ in range(steps):
-        engine.step()
-    n = len(prompts)
-    budgets, depths = np.full((2, n), [[NODES], [levels]], np.int32)
-    trees = engine.model_drafts["head"].draft(sequences, budgets, depths, np.zeros(n, np.float32))
-    found = []
-    for sequence, tree in zip(sequences, trees, strict=True):
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        assert max(map(len, paths)) >= 3
-        text = [*sequence.request.prompt.tolist(), *sequence.output]
-        found.append((text, dict(zip(paths, tree.scores.tolist(), strict=True))))
-    return found
-
-
-@pytest.fixture
-def as_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO does not round the weights of heads."""
-    monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
-
-
-@pytest.mark.usefixtures("as_is")
 @pytest.mark.parametrize("runner", ["openvino", "torch", "cuda"])
-def test_a_head_drafts_what_it_computes(runner: str, tmp_path: Path) -> None:
-    """Against the module itself. With the interpreter a small model, of which the head reads the last layer's output as
-    well."""
+def test_a_head_drafts_what_it_computes(runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the module itself; weights are not rounded here. With the interpreter a small model, of which the head
+    reads the last layer's output as well."""
+    monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
     if runner == "cuda":
         folder = head_folder(tmp_path / "head", 256, 64, 64, eagle_aux_hidden_state_layer_ids=[0, 2, 1])
         model, head = with_head(folder, runner, shallow())
@@ -407,22 +398,12 @@ def test_a_head_drafts_what_it_computes(runner: str, tmp_path: Path) -> None:
     else:
         model, head = with_head(head_folder(tmp_path / "head", 4096), runner)
         found = drafted_paths(model, asked(model), steps=12, levels=4)
-        module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+        module = reference("bundled")
     for text, paths in found:
         written = [*paths]
         for path in (written[0], written[len(paths) // 2], written[-1]):
             expected = path_probability(head, module, text, [*path])
             assert paths[path] == pytest.approx(expected, rel=2e-3)
-
-
-@pytest.mark.usefixtures("as_is")
-def test_runners_draft_alike(tmp_path: Path) -> None:
-    folder = head_folder(tmp_path / "head", 4096)
-    prompts = asked(served("bundled"))
-    by_openvino, by_torch = (drafted_paths(with_head(folder, runner)[0], prompts, 8, 4) for runner in RUNNERS[:2])
-    for (text, paths), (other_text, other_paths) in zip(by_openvino, by_torch, strict=True):
-        assert text == other_text
-        assert paths == pytest.approx(other_paths, rel=2e-3)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -434,84 +415,6 @@ def test_a_head_changes_no_token(name: str, runner: str, tmp_path: Path) -> None
         drafted = answers(engine_of(model, NODES, prefill_chunk=16), prompts, name)
         assert [s.output for s in drafted] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
         assert sum(s.stats.draft_tokens for s in drafted) > 0
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_head_that_knows_is_always_right(runner: str, tmp_path: Path) -> None:
-    """The second time with cached prefixes."""
-    model, _ = with_head(write_knowing_head(tmp_path / "head"), runner, permuting_model())
-    engine, prompts = engine_of(model, NODES, max_running=2), [(1, 2, 3), (5,) * 70, tuple(range(50))]
-    for _ in range(2):
-        for sequence, prompt in zip(answers(engine, prompts, "head"), prompts, strict=True):
-            assert sequence.output == generate(permuting_model(), prompt, TOKENS)
-            assert sequence.stats.decode_steps <= 2 + -(-TOKENS // (1 + DEPTH))
-
-
-@pytest.mark.parametrize("runner", ["cuda"])
-def test_a_head_that_knows_is_always_right_on_a_gpu(runner: str, tmp_path: Path) -> None:
-    """In steps of two halves in turn, each of which is in flight while the host reads the features of the other; the
-    second time with cached prefixes."""
-    model, _ = with_head(write_knowing_head(tmp_path / "head"), runner, permuting_model())
-    engine, prompts, written = engine_of(model, NODES, max_running=2), [(1, 2, 3), tuple(range(20))], 8
-    patched: Any = engine
-    patched._microbatches.microbatch = lambda running: -(-running // 2)
-    for _ in range(2):
-        with model_strategies(engine):
-            strategy = create("head", depth=3)
-        sequences = batch_of(prompts, StopParams(written), strategy=strategy, max_draft_nodes=6)
-        run(engine, *sequences)
-        for sequence, prompt in zip(sequences, prompts, strict=True):
-            assert sequence.output == generate(permuting_model(), prompt, written)
-            assert sequence.stats.decode_steps <= 2 + -(-written // 4)
-    assert sequences[1].stats.cached_prompt_tokens == 16
-    assert engine.counts.microbatches > 0
-    for made in (engine._runner, engine.model_drafts["head"]._runner):
-        assert made._graphs.sizes  # type: ignore[attr-defined]
-        assert not made.capture_problem  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_head_goes_on_after_pauses(runner: str, tmp_path: Path) -> None:
-    model, _ = with_head(write_knowing_head(tmp_path / "head"), runner, permuting_model())
-    sequences = paused_again_and_again(model, [(1, 2, 3), (5,) * 70, tuple(range(50))], "head")
-    for sequence in sequences:
-        assert sequence.output == generate(permuting_model(), sequence.request.prompt, TOKENS)
-        assert sequence.stats.accepted_tokens > sequence.stats.decode_steps
-
-
-@pytest.mark.parametrize("runner", [*RUNNERS, "cuda"])
-def test_features_are_the_inputs_of_layers(runner: str) -> None:
-    """Of all tokens of a step, in the order asked for; the number of layers stands for what the output head reads."""
-    if runner == "cuda":
-        interpret()
-    tokens, layers = np.arange(3, 24, dtype=np.int32), (2, 0, 1, 0)
-    options = {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
-    computing = taken_over(shallow(), feature_layers=layers, **options).factory.runner(64)
-    row = BatchRow(np.array([1, 0], np.int32), 0, tokens, EMPTY_TREE, logits_from=20)
-    with torch.no_grad():
-        hidden = shallow()(torch.from_numpy(tokens)[None].long(), output_hidden_states=True).hidden_states
-    batch = lay_out([row])
-    shown = computing.step(batch, 0).features
-    assert shown.dtype == np.float32
-    np.testing.assert_allclose(shown, torch.cat([hidden[n][0] for n in layers], -1), rtol=1e-4, atol=1e-4)
-    if runner != "openvino":  # it computes them anyway
-        assert computing.step(replace(batch, reads_features=False), 0).features is None
-
-
-def test_steps_without_a_head_read_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = with_head(write_knowing_head(tmp_path / "head"), "torch", permuting_model())
-    engine, read = engine_of(model, NODES), list[bool]()
-    begin = engine._runner.begin
-
-    def noted(batch: StepBatch, *arguments: Any) -> StepInFlight:
-        read.append(batch.reads_features)
-        return begin(batch, *arguments)
-
-    monkeypatch.setattr(engine._runner, "begin", noted)
-    for name in ("trie", "head"):
-        read.clear()
-        answers(engine, [(1, 2, 3)], name)
-        assert {*read} == {name == "head"}
 
 
 @pytest.mark.parametrize("runner", RUNNERS[:2])
@@ -526,45 +429,39 @@ def test_a_head_without_the_features_of_a_cached_prefix_attends_to_what_follows(
     assert drafted.output == greedy("bundled", long[0], TOKENS)
 
 
+@pytest.mark.parametrize("runner", [*RUNNERS, "cuda"])
+def test_features_are_the_inputs_of_layers(runner: str) -> None:
+    """Of all tokens of a step, in the order asked for; the number of layers stands for what the output head reads."""
+    tokens, layers = np.arange(3, 24, dtype=np.int32), (2, 0, 1, 0)
+    computing = taken_over(shallow(), feature_layers=layers, **runner_options(runner)).factory.runner(64)
+    row = BatchRow(np.array([1, 0], np.int32), 0, tokens, EMPTY_TREE, logits_from=20)
+    with torch.no_grad():
+        hidden = shallow()(torch.from_numpy(tokens)[None].long(), output_hidden_states=True).hidden_states
+    batch = lay_out([row])
+    shown = computing.step(batch, 0).features
+    assert shown.dtype == np.float32
+    np.testing.assert_allclose(shown, torch.cat([hidden[n][0] for n in layers], -1), rtol=1e-4, atol=1e-4)
+    if runner != "openvino":  # it computes them anyway
+        assert computing.step(replace(batch, reads_features=False), 0).features is None
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"width": 128}, "it must be a head for this model: that is 256 wide, and this head is for 128"),
-        ({"drafted": 2000}, "its tokens are not among the 4,096 of the model"),
         ({"draft_vocab_size": None}, "must name draft_vocab_size"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "it reads layers (1, 3, 9), and the model has 6"),
         ({"attention_bias": True}, "attention_bias must be False"),
+        ({}, "its tokens are not among the 1,000 of the model"),
     ],
 )
-def test_a_head_of_another_model_is_refused(tmp_path: Path, changed: dict[str, Any], problem: str) -> None:
-    written = {name: value for name, value in changed.items() if name in ("width", "drafted")}
-    folder = head_folder(tmp_path / "head", 4096, **written)
+def test_a_head_that_cannot_be_computed_is_refused(tmp_path: Path, changed: dict[str, Any], problem: str) -> None:
+    """`loading/test_draft_models` has those of another model."""
+    folder = head_folder(tmp_path / "head", 4096)
     config = LlamaConfig.from_pretrained(folder)
-    vars(config).update({name: value for name, value in changed.items() if name not in written})
+    vars(config).update(changed)
     config.to_json_file(Path(folder) / "config.json")
     with pytest.raises(InvalidValueError, match="draft_head") as refused:
-        load_head(folder, 256, 6, 4096)
+        load_head(folder, 256, 6, 4096 if changed else 1000)
     assert problem in str(refused.value)
-
-
-def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"draft_head: .*it must be a folder with config.json"):
-        load_head(str(tmp_path), 256, 6, 4096)
-
-
-def test_a_draft_model_that_does_not_fit_is_refused() -> None:
-    target = served("bundled", "openvino")
-    small = small_model(2, "openvino")
-    other_words = served("llama", "openvino")
-    for draft, problem in (
-        (target, "it must be smaller than the model"),
-        (other_words, "it must have the vocabulary of the model"),
-        (small_model(2, "torch"), "runner torch computes it, and openvino the model"),
-        (replace(small, max_context=64), "it must have the model's context of 512 tokens, not 64"),
-    ):
-        with pytest.raises(InvalidValueError, match="draft_model") as refused:
-            model_drafter(draft, target, "folder")
-        assert problem in str(refused.value)
 
 
 def test_a_draft_model_with_recurrent_layers_is_refused() -> None:

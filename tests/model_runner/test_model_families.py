@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
@@ -23,7 +22,7 @@ from draftwood_model_runner.errors import DraftwoodError
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.arrays import Int32Array
-from tests.model_runner.families import taken_over
+from tests.model_runner.families import generate_with_gaps, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import batch_of, engine_of
 from tests.model_runner.small_models import CONTEXT, FAMILIES, NO_TEXT, small_model
@@ -61,11 +60,6 @@ class Trial(NamedTuple):
     reason: str = ""
     compared: int = 0
     accepted: int = 0
-
-
-@pytest.fixture(autouse=True)
-def _single_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(
@@ -212,15 +206,8 @@ def _run_joining(engine: Engine, batch: list[Sequence]) -> None:
         steps += 1
 
 
-@torch.inference_mode()
 def _clear_answer(module: Any, prompt: Int32Array) -> list[int]:
     """What `generate` writes, up to the first token that is nearly as probable as another."""
-    ids = torch.from_numpy(prompt.astype(np.int64))[None]
-    fixed: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
-    fixed |= {"output_logits": True, "return_dict_in_generate": True}
-    written = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed)
-    logits = torch.stack(written.logits)[:, 0].float()
-    best = logits.topk(2).values
-    near = (best[:, 0] - best[:, 1] < MIN_MARGIN * logits.abs().amax(-1)).tolist()
-    tokens: list[int] = written.sequences[0, prompt.size :].tolist()
-    return tokens[: near.index(True)] if True in near else tokens
+    tokens, gaps = generate_with_gaps(module, prompt.tolist(), NEW_TOKENS)
+    clear = next((i for i, gap in enumerate(gaps) if gap < MIN_MARGIN), len(tokens))
+    return tokens[:clear]

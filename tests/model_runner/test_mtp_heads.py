@@ -8,22 +8,20 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.engine import model_strategies
 from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.loading.mtp_heads import load_mtp_head
-from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import factory
-from draftwood_strategies import create
-from tests.model_runner.families import generate
-from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.beside import assert_no_faults, create_beside
+from tests.model_runner.families import generate, written_by
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of, run
+from tests.model_runner.test_model_drafts import answers, drafted_paths, interpret
 from tests.mtp_models import CONFIGS, LAYERS, WIDTH, Module, change_config, change_tensors, write_with_module
 
 SERVED = [
@@ -50,12 +48,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
         return Written(str(folder), write_with_module(folder, family))
 
     return {family: write(family) for family in CONFIGS}
-
-
-@pytest.fixture(autouse=True)
-def _levels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all levels are asked for."""
-    monkeypatch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
 
 
 def loaded(folder: str, **options: Any) -> LoadedModel:
@@ -89,66 +81,37 @@ def test_a_module_drafts_what_it_computes(
     monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
     folder, module = written[family]
     if runner == "cuda":
-        # Kernels, which few tests of this file need.
-        from tests.model_runner.runners.cuda.interpreting import interpret
-
         interpret()
-    model = loaded(folder, runner=runner)
-    engine = engine_of(model, NODES)
-    with model_strategies(engine):
-        strategy = create("head")
     # Steps that are interpreted take long.
     prompts, steps = (PROMPTS[2:], 2) if runner == "cuda" else (PROMPTS, 6)
-    sequences = batch_of(prompts, StopParams(TOKENS), strategy=strategy, max_draft_nodes=NODES)
-    for sequence in sequences:
-        engine.add(sequence)
-    for _ in range(steps):
-        engine.step()
-    rows = len(sequences)
-    trees = engine.model_drafts["head"].draft(
-        sequences, np.full(rows, NODES, np.int32), np.full(rows, DEPTH, np.int32), np.zeros(rows, np.float32)
-    )
-    for sequence, tree in zip(sequences, trees, strict=True):
-        text = [*sequence.request.prompt.tolist(), *sequence.output]
-        paths: list[list[int]] = []
-        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-            paths.append([*(paths[parent] if parent >= 0 else []), token])
-        assert max(map(len, paths)) >= 3
-        for node in (0, len(paths) // 2, len(paths) - 1):
-            expected = module.path_log_probability(text, paths[node])
-            assert math.log(tree.scores[node]) == pytest.approx(expected, rel=2e-3, abs=2e-3)
-    engine.check()
+    for text, paths in drafted_paths(loaded(folder, runner=runner), prompts, steps, DEPTH):
+        drafted = [*paths]
+        for path in (drafted[0], drafted[len(paths) // 2], drafted[-1]):
+            expected = module.path_log_probability(text, [*path])
+            assert math.log(paths[path]) == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 
 @pytest.mark.parametrize(("family", "runner"), SERVED)
 @pytest.mark.parametrize("name", ["head", "hybrid"])
-def test_a_module_changes_no_token(family: str, runner: str, name: str, written: dict[str, Written]) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8, top_p=0.9, seed=3)])
+def test_a_module_changes_no_token(
+    family: str, runner: str, name: str, sampling: SamplingParams, written: dict[str, Written]
+) -> None:
     folder, module = written[family]
-    model = loaded(folder, runner=runner)
-    for sampling in (SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9, seed=3)):
-        plain = batch_of(PROMPTS, StopParams(TOKENS), sampling)
-        run(engine_of(model, NODES), *plain)
-        engine = engine_of(model, NODES, prefill_chunk=16)
-        with model_strategies(engine):
-            drafted = batch_of(PROMPTS, StopParams(TOKENS), sampling, strategy=create(name), max_draft_nodes=NODES)
-        run(engine, *drafted)
-        engine.check()
-        assert [s.output for s in drafted] == [s.output for s in plain]
-        assert sum(s.stats.draft_tokens for s in drafted) > 0
-        assert [s.stats.drafting_disabled_reason for s in drafted] == [""] * len(PROMPTS)
-        if not sampling.temperature:
-            assert [s.output for s in drafted] == [generate(module.target, p, TOKENS) for p in PROMPTS]
+    engine, stop = engine_of(loaded(folder, runner=runner), NODES, prefill_chunk=16), StopParams(TOKENS)
+    strategy = create_beside(engine, name)
+    drafted = batch_of(PROMPTS, stop, sampling, strategy=strategy, max_draft_nodes=NODES)
+    run(engine, *drafted)
+    assert_no_faults(drafted)
+    assert [s.output for s in drafted] == [written_by(module.target, prompt, sampling, stop) for prompt in PROMPTS]
+    assert sum(s.stats.draft_tokens for s in drafted) > 0
 
 
 @pytest.mark.parametrize(("family", "runner"), SERVED)
 def test_a_module_that_is_right_is_accepted(family: str, runner: str, tmp_path: Path) -> None:
     module = write_with_module(tmp_path / family, family, right=True)
-    model = loaded(str(tmp_path / family), runner=runner)
-    engine = engine_of(model, NODES)
-    with model_strategies(engine):
-        sequences = batch_of(PROMPTS, StopParams(TOKENS), strategy=create("head"), max_draft_nodes=NODES)
-    run(engine, *sequences)
-    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+    engine = engine_of(loaded(str(tmp_path / family), runner=runner), NODES)
+    for sequence, prompt in zip(answers(engine, PROMPTS, "head", tokens=TOKENS), PROMPTS, strict=True):
         assert sequence.output == generate(module.target, prompt, TOKENS)
         assert sequence.stats.accepted_tokens > TOKENS // 2
         assert sequence.stats.decode_steps <= 2 + -(-TOKENS // (1 + DEPTH)), "all that it drafts is right"

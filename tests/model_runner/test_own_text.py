@@ -37,18 +37,13 @@ def written(engine: Engine, tokens: int = TOKENS, cache: Path | None = None) -> 
     return own_text.rows
 
 
-def answer(engine: Engine, name: str) -> tuple[list[int], int]:
-    """The answer of a tenant without a memory, and in how many steps."""
+def steps_to_answer(engine: Engine, name: str) -> int:
+    """In how many steps a tenant without a memory is answered."""
     prompt = engine.model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
     sequence = make_sequence("q", prompt, StopParams(NEW_TOKENS), strategy=create(name), max_draft_nodes=32)
     run(engine, sequence)
-    return list(sequence.output), sequence.stats.decode_steps
-
-
-def plain(engine: Engine) -> list[int]:
-    """The same answer by transformers' generate."""
-    prompt = engine.model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
-    return greedy("bundled", tuple(prompt.tolist()), NEW_TOKENS)
+    assert sequence.output == greedy("bundled", tuple(prompt.tolist()), NEW_TOKENS)
+    return sequence.stats.decode_steps
 
 
 def successors(rows: Int32Array, context: list[int]) -> list[int] | None:
@@ -83,13 +78,11 @@ def test_successors_are_the_most_probable_tokens_of_transformers() -> None:
 @pytest.mark.parametrize("name", ["recycling", "hybrid"])
 def test_first_answers_take_fewer_steps_and_are_those_of_generate(name: str) -> None:
     engine = made_engine()
-    cold, steps = answer(engine, name)
+    cold = steps_to_answer(engine, name)
     rows = written(engine)
     assert has_layout(rows)
     before = rows.copy()
-    begun, fewer = answer(engine, name)
-    assert begun == cold == plain(engine)
-    assert fewer < 0.9 * steps
+    assert steps_to_answer(engine, name) < 0.9 * cold
     np.testing.assert_array_equal(rows, before)
 
 
@@ -97,16 +90,15 @@ def test_requests_come_first_and_change_nothing_of_it() -> None:
     engine = made_engine()
     expected = written(engine, 400)
     own_text = engine.own_text(400, None)
-    answers, steps = [], 0
+    steps = 0
     while not own_text.done:
         own_text.step()
         steps += 1
         if steps % 50 == 10:
-            answers.append(answer(engine, "recycling")[0])
+            steps_to_answer(engine, "recycling")
             assert not own_text.with_pages
             engine.check()
-    assert answers == [plain(engine)] * len(answers)
-    assert len(answers) > 2
+    assert steps > 110
     np.testing.assert_array_equal(own_text.rows, expected)
 
 

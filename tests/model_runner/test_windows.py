@@ -107,8 +107,3 @@ def test_exact_mode_gives_up_pages_and_keeps_its_bits() -> None:
     run(engine_of(model, DRAFT, prefill_chunk=CHUNK, kv_cache_tokens=capacity), sequence)
     assert sequence.output == plain.output
     assert sequence.stats.accepted_tokens > 100
-
-
-def test_a_model_with_one_layer_without_a_window_keeps_all_pages() -> None:
-    assert served("windows-in-some-layers").factory.window is None
-    assert served("windows").factory.window == SHORT_WINDOW

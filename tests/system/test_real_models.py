@@ -37,9 +37,9 @@ from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
+from tests.model_runner.families import written_by
 from tests.model_runner.overlapping import OverlappingRunner
 from tests.model_runner.sampling.held import drafted_answer, held_answer
-from tests.model_runner.sampling.test_token_sampler import written_by
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 from tests.strategies.fakes import Clock
 

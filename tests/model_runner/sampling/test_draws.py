@@ -16,7 +16,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from draftwood_model_runner.request import SamplingParams as Draw
 from draftwood_model_runner.sampling.draws import BoolArray, draw_token, gumbel_noise, kept_tokens
-from draftwood_model_runner.sampling.selection import WEIGHT_BITS, dropped_share, least_weight, token_weights
+from draftwood_model_runner.sampling.selection import dropped_share, least_weight, token_weights
 from draftwood_strategies.arrays import Float32Array
 
 TOP_PS = [0.999, 0.95, 0.9, 0.8, 0.5, 0.1, 0.001, 1e-9]
@@ -84,30 +84,6 @@ def test_a_token_is_drawn_from_what_the_rule_keeps(scores: Float32Array, draw: D
     assert draw_token(scores, replace(draw, seed=seed), position) == int(sums.argmax())
 
 
-def test_with_a_real_vocabulary() -> None:
-    """Scores without ties, as many as a model of today has."""
-    scores = (np.random.default_rng(4).standard_normal(151_936) * 2.5).astype(np.float32)
-    for draw in (
-        Draw(0.6, 20, 0.95, 0),
-        Draw(1.0, 0, 0.95, 0),
-        Draw(0.6, 5_000, 0.9, 0.01),
-        Draw(1.3, 0, 1.0, 0),
-    ):
-        kept, cooled = plainly(scores, draw)
-        assert (kept_tokens(scores, draw) == kept).all()
-        for seed in range(5):
-            noise = gumbel_noise(scores.size, seed, 77)
-            assert draw_token(scores, replace(draw, seed=seed), 77) == int(
-                np.where(kept, cooled + noise, -np.inf).argmax()
-            )
-
-
-def test_weights_are_probabilities() -> None:
-    scores = np.linspace(-30.0, 7.0, 10_001, dtype=np.float32)
-    expected = np.exp((scores - scores[-1]).astype(np.float64)) * 2.0**WEIGHT_BITS
-    assert token_weights(scores) == pytest.approx(expected, rel=2e-7, abs=1.5)
-
-
 def test_weights_stay_what_they_are() -> None:
     """Written down once: a seed must write the same text after an upgrade, and on every device."""
     scores = np.array([0.0, -0.5, -1.0, -10.0, -23.0, -24.9, -25.0, -np.inf], np.float32)
@@ -131,23 +107,13 @@ def test_top_p_keeps_as_many_as_transformers(top_p: float, deviation: float) -> 
             assert weights[~kept].sum() / weights.sum() == pytest.approx(1 - top_p, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("warper", "draw", "deviations"),
-    [
-        *((MinPLogitsWarper(p), Draw(1.0, 0, 1.0, p), (0.01, 1.0, 4.0)) for p in (1.0, 0.5, 0.1, 0.01, 1e-6)),
-        *((TopKLogitsWarper(k), Draw(1.0, k, 1.0, 0.0), (1.0,)) for k in (1, 3, 40, 1_999, 2_000, 5_000)),
-    ],
-)
-def test_min_p_and_top_k_keep_what_transformers_keeps(warper: Any, draw: Draw, deviations: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("min_p", [1.0, 0.5, 0.1, 0.01, 1e-6])
+def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
     for seed in range(20):
-        for deviation in deviations:
+        for deviation in (0.01, 1.0, 4.0):
             scores = tied(seed, 2_000, deviation)
-            assert (kept_tokens(scores, draw) == by_warper(warper, scores)).all()
-
-
-def test_of_equal_scores_those_with_the_highest_ids_are_kept() -> None:
-    kept = kept_tokens(np.full(50, 3.5, np.float32), Draw(1.0, 0, 0.9, 0.0))
-    assert np.flatnonzero(kept).tolist() == [*range(5, 50)]
+            kept = kept_tokens(scores, Draw(1.0, 0, 1.0, min_p))
+            assert (kept == by_warper(MinPLogitsWarper(min_p), scores)).all()
 
 
 @pytest.mark.parametrize("draw", [Draw(0.7, 0, 1.0, 0.0), Draw(0.7, 20, 0.9, 0.0), Draw(0.7, 0, 0.9, 0.1)])
@@ -173,3 +139,18 @@ def test_a_low_temperature_draws_the_greatest(temperature: float, seed: int, top
 @given(st.floats(0.0, 1e-5, exclude_max=True))
 def test_below_the_least_temperature_decoding_is_greedy(temperature: float) -> None:
     assert Draw(temperature=temperature).temperature == 0.0
+
+
+def test_noise_is_a_fixed_function_of_seed_and_position() -> None:
+    """Written down once: a seed must write the same text after an upgrade."""
+    assert gumbel_noise(3, seed=42, position=7).tolist() == pytest.approx([0.8400811, 2.1012643, 0.5258192], abs=1e-6)
+    assert (gumbel_noise(64, 1, 2) != gumbel_noise(64, 2, 1)).all()
+    assert (gumbel_noise(64, 2**64 - 1, 2) != gumbel_noise(64, 2**64 - 2, 2)).all()
+    assert (gumbel_noise(100, 5, 9)[:50] == gumbel_noise(50, 5, 9)).all()
+
+
+def test_noise_is_standard_gumbel() -> None:
+    noise = np.concatenate([gumbel_noise(4096, seed, 0) for seed in range(50)])
+    assert noise.mean() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
+    assert np.isfinite(noise).all()

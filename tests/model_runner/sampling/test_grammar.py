@@ -10,14 +10,18 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.request import GrammarKind, StopParams
 from draftwood_model_runner.sampling import grammar
 from draftwood_model_runner.sampling.grammar import GrammarState
-from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK
-from draftwood_model_runner.sampling.token_sampler import TokenSampler
+from draftwood_model_runner.sampling.metadata import (
+    UNKNOWN_MASK,
+)
+from draftwood_model_runner.sampling.token_sampler import TokenSampler, forbid
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
@@ -41,6 +45,14 @@ SCHEMA = json.dumps(
 REGEX = r"(I am sorry|Thank you)[a-z ,]{10,30}\. Ticket #[0-9]{4}"
 LARK = 'start: "Order " NUMBER (", order " NUMBER)* "."\nNUMBER: /[0-9]{2}/'
 GRAMMARS = {GrammarKind.JSON_SCHEMA: SCHEMA, GrammarKind.REGEX: REGEX, GrammarKind.LARK: LARK}
+TEXTS = {
+    GrammarKind.JSON_SCHEMA: (
+        r'\{"intent": ?"(cancel_order|track_order|get_refund)", ?"order_number": ?\d{1,4}, ?"urgent": ?(true|false)\}'
+    ),
+    GrammarKind.REGEX: REGEX,
+    GrammarKind.LARK: r"Order \d\d(, order \d\d)*\.",
+}
+"""What texts look like that follow each grammar."""
 
 
 @functools.cache
@@ -67,19 +79,6 @@ def engine() -> Engine:
     return engine_of(served("bundled"), 24)
 
 
-def follows(kind: GrammarKind, text: str) -> bool:
-    if kind is GrammarKind.JSON_SCHEMA:
-        value = json.loads(text)
-        return (
-            set(value) == {"intent", "order_number", "urgent"}
-            and value["intent"] in ("cancel_order", "track_order", "get_refund")
-            and isinstance(value["order_number"], int)
-            and isinstance(value["urgent"], bool)
-        )
-    pattern = REGEX if kind is GrammarKind.REGEX else r"Order \d\d(, order \d\d)*\."
-    return re.fullmatch(pattern, text) is not None
-
-
 @pytest.fixture(scope="module")
 def beside() -> Engine:
     """With models that draft."""
@@ -94,11 +93,15 @@ def test_the_answer_is_plain_decodings_with_any_draft(
     engine: Engine = request.getfixturevalue(models)
     wanted = expected(kind, 80)
     strategy = create_beside(engine, name)
+    sampled = set[tuple[int, ...]]()
     for nodes in (0, 3, 24):
         sequence, text = answer(engine, kind, strategy, nodes)
         assert sequence.output == wanted, nodes
         if len(wanted) < 80:
-            assert follows(kind, text)
+            assert re.fullmatch(TEXTS[kind], text)
+        sequence, _ = answer(engine, kind, strategy, nodes, temperature=1.0, seed=5)
+        sampled.add((*sequence.output,))
+    assert len(sampled) == 1
     engine.check()
 
 
@@ -138,7 +141,7 @@ def test_no_mask_where_a_most_probable_token_is_allowed(monkeypatch: pytest.Monk
 
 def test_tokens_that_the_grammar_forces_are_drafted(engine: Engine) -> None:
     sequence, text = answer(engine, GrammarKind.JSON_SCHEMA, None, 24)
-    assert follows(GrammarKind.JSON_SCHEMA, text)
+    assert re.fullmatch(TEXTS[GrammarKind.JSON_SCHEMA], text)
     assert sequence.stats.accepted_tokens > 0.3 * len(sequence.output)
     assert answer(engine, GrammarKind.JSON_SCHEMA, None, 0)[0].stats.draft_tokens == 0
 
@@ -149,7 +152,7 @@ def test_a_grammar_that_fails_to_draft_breaks_nothing(engine: Engine, monkeypatc
 
     monkeypatch.setattr(GrammarState, "forced", fails)
     sequence, text = answer(engine, GrammarKind.JSON_SCHEMA, None, 24)
-    assert follows(GrammarKind.JSON_SCHEMA, text)
+    assert re.fullmatch(TEXTS[GrammarKind.JSON_SCHEMA], text)
     assert sequence.output == expected(GrammarKind.JSON_SCHEMA, 80)
     assert sequence.stats.draft_tokens == 0
 
@@ -205,3 +208,14 @@ def test_masks_of_a_draft_tree(kind: GrammarKind, monkeypatch: pytest.MonkeyPatc
     assert allowed_by(state, vocab) == masks_of_path[0]
     monkeypatch.setattr(grammar, "_SLOW_SECONDS", -1.0)
     assert set(state.masks(tokens, parents).rows) == {UNKNOWN_MASK}
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_what_is_not_allowed_becomes_minus_infinity(vocab: int, seed: int, share: float) -> None:
+    random = np.random.default_rng(seed)
+    allowed = np.zeros(-(-vocab // 32) * 32, np.bool_)
+    allowed[:vocab] = random.random(vocab) < share
+    scores = random.standard_normal(vocab).astype(np.float32)
+    expected = np.where(allowed[:vocab], scores, np.float32(-np.inf))
+    forbid(np.packbits(allowed, bitorder="little").tobytes(), scores)
+    assert scores.tolist() == expected.tolist()

@@ -4,16 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
+from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.output import Finish, FinishReason, OutputText
 from draftwood_model_runner.request import StopParams
 from tests.model_runner.families import served
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return served("bundled").tokenizer
 
 
 def push_all(text: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
@@ -59,19 +54,6 @@ def test_a_stop_string_ends_the_text_just_before_it(text: str, stops: list[str])
     else:
         assert finish == Finish(FinishReason.STOP, stop_token_id=3)
         assert "".join(pieces) == text
-
-
-def test_held_back_text_comes_out_when_it_begins_no_stop_string(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode("one two three").tolist()
-    output = OutputText(tokenizer.stream(), StopParams(len(tokens), strings=("two four",)), frozenset())
-    pieces, finish = push_all(output, tokens)
-    assert "".join(pieces) == "one two three"
-    assert finish == Finish(FinishReason.LENGTH)
-
-
-def test_a_chat_the_template_refuses_is_a_bad_value(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidValueError, match="system"):
-        tokenizer.encode_chat([{"role": "system", "content": "be brief"}])
 
 
 def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +14,6 @@ from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.threads import LEAST_NUMBERS
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees
@@ -41,38 +38,6 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     assert walked.token_ids == truth[: len(walked.token_ids)]
     assert tree.tokens[walked.nodes].tolist() == walked.token_ids[:-1]
     assert tree.parents[walked.nodes].tolist() == [-1, *walked.nodes][:-1]
-
-
-@given(st.lists(trees(), min_size=1, max_size=4), st.data())
-def test_trees_of_a_step_are_followed_as_if_each_were_alone(drafts: list[DraftTree], data: st.DataObject) -> None:
-    rows = [BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts]
-    batch = lay_out(rows)
-    nodes = batch.tokens.shape[0]
-    predicted = np.array(data.draw(st.lists(st.integers(0, 5), min_size=nodes, max_size=nodes)), np.int32)
-    together = predicted_paths(batch.feedback(predicted, None), predicted)
-    for i, (row, path) in enumerate(zip(rows, together, strict=True)):
-        own = predicted[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
-        [alone] = predicted_paths(lay_out([row]).feedback(own, None), own)
-        assert (path.token_ids, path.nodes) == (alone.token_ids, alone.nodes)
-
-
-@pytest.mark.parametrize("wanted", [0, 1, 20])
-def test_log_probabilities_are_those_after_the_node_before_the_token(wanted: int) -> None:
-    """For a row whose tokens are the predicted ones, behind another row: 1 and 2 are accepted, and 5 is not."""
-    drafts = [DraftTree.of([9]), DraftTree.of([5, 1, 2], [-1, -1, 1])]
-    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts])
-    logits = np.random.default_rng(0).normal(size=(6, VOCAB)).astype(np.float32)
-    logits[[2, 4, 5], [1, 2, 3]] = 9.0
-    logits += 90.0  # the exponentials of twice as much are beyond float32
-    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
-    sampler = TokenSampler(make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=wanted)), frozenset(), VOCAB)
-    [path] = verify([None, sampler], feedback, logits, [1], threads=1)
-    assert (path.token_ids, path.nodes) == ([1, 2, 3], [1, 2])
-    for one, node, token in zip(path.logprobs, [2, 4, 5], [1, 2, 3], strict=True):
-        law = logits[node] - np.log(np.exp(logits[node].astype(np.float64)).sum())
-        assert one.top_token_ids == np.argsort(-law)[:wanted].tolist()
-        assert one.top_logprobs == pytest.approx(np.sort(law)[::-1][:wanted].tolist(), abs=1e-4)
-        assert one.logprob == pytest.approx(law[token], abs=1e-4)
 
 
 @pytest.mark.parametrize("top_tokens", [None, np.array([[7, 3], [5, 0], [6, 0]], np.int32)])
@@ -132,31 +97,6 @@ def test_rows_are_verified_in_the_order_asked_for_however_their_tokens_are_chose
     chooses = [sampler_of(RandomGrammar(VOCAB, share=1.0)) for _ in range(2)]
     found = verify([plain, chooses[0], None, chooses[1], plain], feedback, logits, [3, 1, 0], threads=1)
     assert [(path.token_ids, path.nodes) for path in found] == [([13, 23], [0]), ([11, 21], [0]), ([10, 20], [0])]
-
-
-class Located(RandomGrammar):
-    """Allows every token, and notes which thread writes."""
-
-    thread = 0
-
-    def accept(self, token: int) -> None:
-        self.thread = threading.get_ident()
-
-
-@pytest.mark.parametrize(
-    ("vocab", "threads", "expected"),
-    [(LEAST_NUMBERS // 2, 2, 2), (LEAST_NUMBERS // 2, 1, 1), (LEAST_NUMBERS // 2 - 1, 2, 1)],
-)
-def test_threads_share_the_rows_if_these_have_many_logits(vocab: int, threads: int, expected: int) -> None:
-    grammars = [Located(vocab, share=1.0) for _ in range(2)]
-    samplers = [
-        TokenSampler(make_sequence("a", LAST, StopParams(9), grammar=one), frozenset(), vocab) for one in grammars
-    ]
-    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, EMPTY_TREE, logits_from=0)] * 2)
-    feedback = batch.feedback(np.array([5, 6], np.int32), None)
-    found = verify(samplers, feedback, np.zeros((2, vocab), np.float32), [0, 1], threads)
-    assert [path.token_ids for path in found] == [[5], [6]]
-    assert len({grammar.thread for grammar in grammars}) == expected
 
 
 @pytest.mark.parametrize(("count", "nodes"), [(1, [0]), (2, [0, 2]), (3, [0, 2])])

@@ -1,15 +1,20 @@
-"""Threads follow the CPU quota of the container, not the cores of the machine."""
+"""Threads follow the CPU quota of the container, not the cores of the machine; and the default size of KV memory."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from draftwood_model_runner.engine_config import EngineConfig
+from draftwood_model_runner.execution import allocate
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.runners import machine as host
 from draftwood_strategies.threads import usable_cpus
@@ -84,11 +89,52 @@ def test_a_model_is_loaded_and_computed_with_as_many_threads_as_the_quota_has(ru
 
 
 def test_a_smaller_number_that_is_set_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        monkeypatch.setattr(host, "usable_cpus", lambda: 16)
-        load_model(runner="torch")
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(host, "usable_cpus", lambda: 16)
+    load_model(runner="torch")
+    assert torch.get_num_threads() == 1
+
+
+class FakeFactory:
+    """Has memory for whatever is asked for."""
+
+    name, exact, window, kv_bytes_per_token = "fake", False, None, 1000
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        return context * sequences
+
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> Any:
+        return SimpleNamespace(pages=kv_tokens // 16, page_size=16)
+
+
+def model_of(max_context: int, device: str = "cpu", weights: str = "bfloat16") -> Any:
+    options = {"parameters": 500_000_000, "factory": FakeFactory(), "drafters": {}}
+    return SimpleNamespace(max_context=max_context, device=device, weights=weights, **options)
+
+
+@pytest.mark.parametrize(
+    ("max_context", "device", "max_running", "contexts"),
+    [
+        pytest.param(1000, "cpu", 8, 8, id="short contexts, all whole"),
+        pytest.param(8000, "cpu", 8, 5, id="eight of 4096 tokens"),
+        pytest.param(32_000, "cpu", 8, 2, id="rounded up to whole contexts"),
+        pytest.param(32_000, "cpu", 1, 1, id="one full context at least"),
+        pytest.param(131_072, "cpu", 8, 1, id="one very long context"),
+        pytest.param(32_000, "cuda:0", 8, 8, id="all of them on a GPU"),
+    ],
+)
+def test_the_default_is_a_usual_context_for_each_running_request(
+    max_context: int, device: str, max_running: int, contexts: int
+) -> None:
+    config = EngineConfig(max_running=max_running, max_draft_nodes=48)
+    runner, _, running = allocate(model_of(max_context, device), config)
+    assert runner.pages * runner.page_size == contexts * (max_context + 48) // 16 * 16
+    assert running == max_running
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"), [("bfloat16", ", 1.00 GB"), ("float32", ", 2.00 GB"), ("int4", ", 0.25 GB"), ("torchao", "")]
+)
+def test_the_log_says_what_the_model_takes(weights: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    allocate(model_of(4000, weights=weights), EngineConfig(kv_cache_tokens=160_000))
+    assert f"memory: 500 million weights ({weights}){told}; KV cache of 160000 tokens, 0.16 GB" in caplog.text
