@@ -380,3 +380,37 @@ def test_samples_add_up() -> None:
     both = SequenceStats.over([first, second])
     assert (both.arrived_at, both.first_token_at, both.finished_at) == (1.0, 2.0, 9.0)
     assert (both.decode_steps, both.accepted_by_depth) == (5, [3, 1])
+
+
+def test_a_sequence_that_lost_its_slot_drafts_only_at_the_end_of_what_it_wrote(model: LoadedModel) -> None:
+    """It is recomputed in chunks of one token, each of which looks like a step that writes."""
+    engine = engine_of(model, 16, max_running=2, prefill_chunk=2, shared_prefill_chunk=2, prefix_cache=False)
+    answer = greedy("llama", PROMPT, 60)
+    again, prompt = sequence(strategy=Right(answer), stop=StopParams(60)), sequence((9,) * 30, tenant="b")
+    engine.add(again)
+    while len(again.output) < 20:
+        engine.step()
+    engine.pause(again)
+    engine.resume(again)
+    engine.add(prompt)
+    recomputed = 0
+    while again.length - again.committed > 1:
+        drafted, written = again.stats.draft_tokens, len(again.output)
+        engine.step()
+        if len(again.output) == written:
+            recomputed += 1
+            assert again.stats.draft_tokens == drafted
+    assert recomputed > 20
+    run(engine)
+    assert again.output == answer
+    engine.close()
+
+
+def test_the_configuration_names_what_is_wrong() -> None:
+    counts = "max_running", "prefill_chunk", "shared_prefill_chunk", "kv_cache_tokens", "threads", "max_draft_nodes"
+    for field in counts:
+        with pytest.raises(InvalidValueError, match=field):
+            EngineConfig(**{field: -1})  # type: ignore[arg-type]
+    for weight in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(InvalidValueError, match="tenant_weights"):
+            EngineConfig(tenant_weights={"acme": weight})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,10 +23,13 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.base import StepBatch, StepInFlight
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE
+from draftwood_strategies.arrays import Float32Array
+from draftwood_strategies.model_drafts import LevelGains
 from tests.draft_models import permuting_model, write_knowing_head, write_model
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
 from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself, served_beside
@@ -470,3 +474,42 @@ def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
     beside = {"draft_model": DraftModel("small", recurrent.factory, None, recurrent.parameters)}
     with pytest.raises(InvalidValueError, match="draft_model: 'small' is not allowed; it must be a model of attention"):
         engine_of(replace(target, drafters=beside), NODES)
+
+
+def test_steps_without_a_head_read_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = with_head(write_knowing_head(tmp_path / "head"), "torch", permuting_model())
+    engine, read = engine_of(model, NODES), list[bool]()
+    begin = engine._runner.begin
+
+    def noted(batch: StepBatch, *arguments: Any) -> StepInFlight:
+        read.append(batch.reads_features)
+        return begin(batch, *arguments)
+
+    monkeypatch.setattr(engine._runner, "begin", noted)
+    for name in ("trie", "head"):
+        read.clear()
+        answers(engine, [(1, 2, 3)], name)
+        assert {*read} == {name == "head"}
+
+
+def test_features_are_combined_many_at_a_time_while_a_head_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = with_head(write_knowing_head(tmp_path / "head"), "torch", permuting_model())
+    drafter, sizes = model.drafters["head"], list[int]()
+    assert drafter.head is not None
+    combine = drafter.head.combine
+
+    def noted(features: SequenceOf[Any]) -> Float32Array:
+        sizes.append(sum(map(len, features)))
+        return combine(features)
+
+    parts = drafter.head._replace(combine=noted)
+    engine = engine_of(replace(model, drafters={"head": drafter._replace(head=parts)}), NODES)
+    answers(engine, [(1, 2, 3)], "head")
+    assert 0 < min(sizes[1:]) < 32
+    sizes.clear()
+    never = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    monkeypatch.setattr(LevelGains, "worthwhile", lambda gains, bins, promised, share: never)
+    answers(engine, [(1, 2, 3)], "head")
+    assert sizes == [32] * (TOKENS // 32)

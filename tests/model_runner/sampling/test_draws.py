@@ -154,3 +154,21 @@ def test_noise_is_standard_gumbel() -> None:
     assert noise.mean() == pytest.approx(0.5772, abs=0.01)
     assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
     assert np.isfinite(noise).all()
+
+
+def test_with_a_real_vocabulary() -> None:
+    """Scores without ties, as many as a model of today has."""
+    scores = (np.random.default_rng(4).standard_normal(151_936) * 2.5).astype(np.float32)
+    for draw in (
+        Draw(0.6, 20, 0.95, 0),
+        Draw(1.0, 0, 0.95, 0),
+        Draw(0.6, 5_000, 0.9, 0.01),
+        Draw(1.3, 0, 1.0, 0),
+    ):
+        kept, cooled = plainly(scores, draw)
+        assert (kept_tokens(scores, draw) == kept).all()
+        for seed in range(5):
+            noise = gumbel_noise(scores.size, seed, 77)
+            assert draw_token(scores, replace(draw, seed=seed), 77) == int(
+                np.where(kept, cooled + noise, -np.inf).argmax()
+            )

@@ -26,9 +26,9 @@ def tokens(*parts: tuple[int, int]) -> Int32Array:
     return np.concatenate([np.full(count, token, np.int32) for token, count in parts])
 
 
-def ended(memory: FakeMemory, prompt: Int32Array, output: int = 1, keep: bool = True) -> None:
+def ended(memory: FakeMemory, prompt: Int32Array, tenant: str = "", output: int = 1, keep: bool = True) -> None:
     """A sequence of that prompt ran and ended."""
-    sequence = start(memory, prompt)
+    sequence = start(memory, prompt, tenant)
     memory.run(ScheduledSequence(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
     memory.pool.close(sequence, keep)
     memory.pool.check([])
@@ -39,8 +39,8 @@ def cached(memory: FakeMemory, prompt: Int32Array) -> int:
     return memory.pool.cached(make_sequence("r", prompt, StopParams(1)))
 
 
-def start(memory: FakeMemory, prompt: Int32Array) -> Sequence:
-    sequence = make_sequence("r", prompt, StopParams(50), max_draft_nodes=50)
+def start(memory: FakeMemory, prompt: Int32Array, tenant: str = "") -> Sequence:
+    sequence = make_sequence("r", prompt, StopParams(50), tenant=tenant, max_draft_nodes=50)
     assert memory.pool.open(sequence)
     return sequence
 
@@ -153,3 +153,15 @@ def test_tables_grow_in_place_on_both_sides() -> None:
     for table in tables:
         assert np.diff(table).tolist() == [1] * 8
     assert len({page for table in tables for page in table.tolist()}) == 36
+
+
+def test_tenants_never_meet() -> None:
+    memory = memory_of(200)
+    ended(memory, tokens((1, 100)), "a")
+    live = start(memory, tokens((2, 100)), "a")
+    memory.run(ScheduledSequence(live, 100), [7])
+    memory.pool.record(live)
+    for prompt in (tokens((1, 100)), tokens((2, 100))):
+        assert start(memory, prompt, "b").committed == 0
+        assert start(memory, prompt, "a\ud800").committed == 0  # a name that UTF-8 has no bytes for
+        assert start(memory, prompt, "a").committed == 96
