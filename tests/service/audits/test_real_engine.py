@@ -22,9 +22,10 @@ from tests.service.fakes import check_idle, started_server, until
 QUESTIONS = read_questions()[0][:6]
 
 
-@pytest.mark.parametrize("broken", [False, True])
-async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: after an accepted draft, the least probable token is written. Else no answer differs."""
+async def test_answers_of_a_broken_verification_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an accepted draft, the least probable token is written. That audits of a sound engine find nothing is
+    tested with the arms of experiments and with draft models.
+    """
     torch.set_num_threads(1)
     walk = verification.walk_row
 
@@ -34,9 +35,8 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
             path.token_ids[-1] = int(logits[feedback.of_row(row).start + path.nodes[-1] + 1].argmin())
         return path
 
-    if broken:
-        monkeypatch.setattr(TokenSampler, "follows_predictions", False)
-        monkeypatch.setattr(verification, "walk_row", wrong)
+    monkeypatch.setattr(TokenSampler, "follows_predictions", False)
+    monkeypatch.setattr(verification, "walk_row", wrong)
     engines: list[Engine] = []
 
     def make_engine() -> Engine:
@@ -59,13 +59,9 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
                 break
         [counts] = server.audits.counts.values()
         assert (counts.failed, counts.dropped) == (0, 0)
-        if broken:
-            assert counts.differing - counts.ties >= len(QUESTIONS) // 2
-            assert {found.tenant for found in server.audits.differences} == {"acme"}
-            assert counts.largest_margin > 0.1
-        else:
-            assert counts.differing == 0
-            assert counts.tokens > 200
+        assert counts.differing - counts.ties >= len(QUESTIONS) // 2
+        assert {found.tenant for found in server.audits.differences} == {"acme"}
+        assert counts.largest_margin > 0.1
     finally:
         await server.stop()
     await check_idle(server.bridge, engines[0])

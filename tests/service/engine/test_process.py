@@ -114,48 +114,40 @@ def test_what_loads_does_not_take_the_end_of_the_service_for_an_error_of_its_own
         assert process.communicate(timeout=30) == ("ended\n", "")
 
 
-def imported() -> None:
-    try:
-        raise ServiceEnded
-    except BaseException as error:
-        raise ImportError("a part of vLLM") from error
+Load = Callable[[], AbstractContextManager[LoadedEngine]]
 
 
-def given_up() -> None:
-    try:
-        raise ServiceEnded
-    except BaseException:
-        raise RuntimeError("cannot be loaded") from None
-
-
-def ended() -> None:
-    raise ServiceEnded
-
-
-def failed() -> None:
-    raise RuntimeError("out of memory")
-
-
-@pytest.mark.parametrize(("load", "logged"), [(ended, False), (imported, False), (given_up, False), (failed, True)])
-def test_what_is_raised_for_the_end_of_the_service_is_not_logged(load: Callable[[], None], logged: bool) -> None:
-    ours, theirs = socket.socketpair()
-    ours.close()
-    with structlog.testing.capture_logs() as logs:
-        run_engine(EngineEnd(theirs), load)  # type: ignore[arg-type]  # it never returns
-    assert [entry["event"] for entry in logs] == ["engine ended after the service"] * logged
-
-
-@pytest.mark.parametrize("error", [EOFError("a file that is cut short"), RuntimeError("out of memory")])
-def test_what_an_engine_that_loads_died_of_is_sent(error: Exception) -> None:
+def failing(error: Exception) -> Load:
     def load() -> AbstractContextManager[LoadedEngine]:
         raise error
 
+    return load
+
+
+def interrupted() -> AbstractContextManager[LoadedEngine]:
+    """Gives up as parts of vLLM do."""
+    try:
+        raise ServiceEnded
+    except BaseException:
+        raise ImportError("cannot be loaded") from None
+
+
+@pytest.mark.parametrize(("load", "logged"), [(interrupted, False), (failing(RuntimeError("out of memory")), True)])
+def test_an_error_after_the_end_of_the_service_is_logged_unless_that_is_its_cause(load: Load, logged: bool) -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with structlog.testing.capture_logs() as logs:
+        run_engine(EngineEnd(theirs), load)
+    assert [entry["event"] for entry in logs] == ["engine ended after the service"] * logged
+
+
+def test_what_an_engine_that_loads_died_of_is_sent() -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        run_engine(EngineEnd(theirs), load)
+        run_engine(EngineEnd(theirs), failing(EOFError("a file that is cut short")))
         died: object = EngineEnd(ours).receive(wait=None)
     assert isinstance(died, Died)
-    assert str(died.error) == str(error)
+    assert str(died.error) == "a file that is cut short"
 
 
 def engine_of(process: psutil.Process) -> psutil.Process:

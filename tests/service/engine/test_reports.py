@@ -9,8 +9,7 @@ import pytest
 
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import EngineCounts, KVUse, Sequence, SequenceState, StateUse
-from draftwood_service.engine import reports as report
-from draftwood_service.engine import reports as reporter
+from draftwood_service.engine import reports
 from draftwood_service.engine.reports import (
     EngineReport,
     Load,
@@ -25,18 +24,12 @@ from draftwood_strategies.drafting import Drafting
 from tests.service.fakes import FakeEngine
 
 
-def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUNNING) -> Sequence:
+def sequence(tenant: str, written: int) -> Sequence:
     """With two decoding steps, in which 3 of 5 draft tokens were accepted."""
-    request = Request(
-        request_id="r",
-        prompt=np.arange(10, dtype=np.int32),
-        stop=StopParams(100),
-        drafting=Drafting("trie", max_nodes=8),
-        tenant=tenant,
-    )
-    one = Sequence(request)
+    prompt = np.arange(10, dtype=np.int32)
+    one = Sequence(Request("r", prompt, StopParams(100), drafting=Drafting("trie", max_nodes=8), tenant=tenant))
     one.output += range(written)
-    one.state = state
+    one.state = SequenceState.RUNNING
     one.stats.first_scheduled_at = 1.0
     one.stats.cached_prompt_tokens = 4
     one.stats.proposed_tokens = 6
@@ -79,7 +72,7 @@ def test_a_tenant_is_reported_while_it_is_active_and_once_more() -> None:
 
 
 def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "_MAX_COUNTED", 3)
+    monkeypatch.setattr(reports, "_MAX_COUNTED", 3)
     recorder = WorkRecorder()
     for tenant in "abcad":
         recorder.ended(sequence(tenant, 1))
@@ -89,7 +82,7 @@ def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.Monke
 
 
 def test_the_tenants_active_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_MAX_TENANTS", 2)
+    monkeypatch.setattr(reports, "_MAX_TENANTS", 2)
     history = ReportHistory()
     for active in ("a", "b", "a", "c"):
         history.add(EngineReport(tenants={active: TenantReport(Load(1, 0), WorkCounts(written_tokens=5))}))
