@@ -88,6 +88,7 @@ def forged_tokens() -> dict[str, str]:
         "not yet valid": token(nbf=now + 3600),
         "no tenant": token(tenant=None),
         "an empty tenant": token(tenant=""),
+        "a tenant of two lines": token(tenant="a\nb"),
         "a list of tenants": token(tenant=["acme", "other"]),
         "changed claims": ".".join([good.split(".")[0], _part(claims(tenant="other")), good.split(".")[2]]),
         "cut": good[:-20],

@@ -11,8 +11,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.v1.generation_pb2 import GetModelInfoRequest
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-from draftwood_client import NO_RETRY, AsyncClient, PermissionDeniedError, TlsConfig, UnauthenticatedError
-from draftwood_model_runner.errors import InvalidInputError
+from draftwood_client import (
+    NO_RETRY,
+    AsyncClient,
+    PermissionDeniedError,
+    TlsConfig,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from draftwood_service.auth.auth_file import new_key
 from tests.certificates import make_certificate
 from tests.service.fakes import serving
@@ -52,6 +58,9 @@ async def test_a_certificate_names_its_principal(tmp_path: Path) -> None:
         async with client_of("ops", new_key().key) as wrong_key:  # a credential that is given counts
             with pytest.raises(UnauthenticatedError):
                 await wrong_key.model_info()
+        async with AsyncClient(target, tls=TlsConfig.from_files(server), retry=NO_RETRY) as without_certificate:
+            with pytest.raises(UnavailableError):
+                await without_certificate.model_info()
 
         probe = f"127.0.0.1:{served.server.health_port}"
         async with grpc.aio.insecure_channel(probe) as channel:
@@ -60,22 +69,3 @@ async def test_a_certificate_names_its_principal(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await GenerationServiceStub(channel).GetModelInfo(GetModelInfoRequest())
             assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
-        ({"tls_key": "other.key"}, "tls_cert .*: is no PEM certificate chain, or .*other.key is not its private key"),
-        ({"tls_cert": "text"}, "tls_cert .*text: is no PEM certificate chain, or "),
-        ({"tls_client_ca": "text"}, "tls_client_ca .*text: has no PEM certificate"),
-    ],
-)
-async def test_wrong_pem_files_are_named(wrong: dict[str, str], problem: str, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path, "server")
-    _, other = make_certificate(tmp_path, "other")
-    other.rename(tmp_path / "other.key")
-    (tmp_path / "text").write_text("text")
-    tls: dict[str, Any] = {"tls_cert": certificate, "tls_key": key}
-    with pytest.raises(InvalidInputError, match=f"^{problem}"):
-        async with serving(**tls | {name: tmp_path / file for name, file in wrong.items()}):
-            pass
