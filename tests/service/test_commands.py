@@ -37,15 +37,6 @@ sys.exit(status)
 """
 
 
-FAILS_EARLY = """
-import sys
-from draftwood_service import commands
-assert commands.serve(sys.argv[1:]) == 1
-large = {"torch", "transformers", "grpc", "numba", "numpy"} & sys.modules.keys()
-assert not large, large
-"""
-
-
 WITHOUT_TORCH = """
 import asyncio, sys
 from draftwood_service import commands
@@ -126,12 +117,6 @@ class Process:
         return self.process.returncode, log
 
 
-def wait_for_drain(channel: grpc.Channel) -> None:
-    for status in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10):
-        if status.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-            break
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_exits_with_zero(number: signal.Signals, tmp_path: Path) -> None:
     service = Process(tmp_path, "--log-format", "json")
@@ -154,8 +139,9 @@ def test_a_second_interrupt_exits_at_once(tmp_path: Path) -> None:
         request = pb.GenerateRequest(text="hello", stop=pb.StopOptions(max_tokens=4000))
         call = pb_grpc.GenerationServiceStub(channel).GenerateStream(request)
         next(call)
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
         service.process.send_signal(signal.SIGINT)
-        wait_for_drain(channel)
+        next(one for one in health if one.status == health_pb2.HealthCheckResponse.NOT_SERVING)
         service.process.send_signal(signal.SIGINT)
         status, _ = service.ends()
     assert status == 130
@@ -168,64 +154,52 @@ def test_a_bad_setting_is_one_line_and_status_two() -> None:
     assert result.stderr == "draftwood serve: --port many: must be an integer\n"
 
 
-def test_help_needs_no_model() -> None:
-    result = run("--help")
-    assert result.returncode == 0
-    assert "--max-draft-nodes" in result.stdout
-    assert result.stderr == ""
+FAILS_EARLY = """
+import sys
+from draftwood_service import commands
+assert commands.serve(sys.argv[1:]) == 1
+large = {"torch", "transformers", "grpc", "numba", "numpy"} & sys.modules.keys()
+assert not large, large
+"""
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--port", "{taken}"], "--port {taken}: address already in use"),
-        (["--port", "0", "--health-port", "{taken}"], "--health-port {taken}: address already in use"),
+        ("--port {taken}", "--port {taken}: address already in use"),
+        ("--health-port {taken}", "--health-port {taken}: address already in use"),
         (
-            ["--port", "0", "--store", "embedded", "--store-folder", f"{__file__}/x"],
-            f"--store-folder {__file__}/x: {__file__} is a file; give a folder, which is made if it is missing",
+            "--store embedded --store-folder {file}/x",
+            "--store-folder {file}/x: {file} is a file; give a folder, which is made if it is missing",
         ),
         (
-            ["--port", "0", "--store", "embedded", "--store-folder", "/proc/x"],
+            "--store embedded --store-folder /proc/x",
             "--store-folder /proc/x: cannot be made or used: no such file or directory; give a folder that this user",
         ),
-        (["--port", "0", "--store-keys", "k"], "--store-keys: key 1 has no id of 1 to 32 bytes, or no value; give"),
-        (["--port", "0", "--store-key-file", __file__], "--store-key-file: key 1 has no id"),
+        ("--store-key-file {file}", "--store-key-file: key 1 has no id of 1 to 32 bytes, or no value; give"),
+        ("--store rediss://x --store-tls-ca {file}", "--store-tls-ca {file}: has no PEM certificate"),
         (
-            ["--port", "0", "--store", "rediss://x", "--store-tls-ca", __file__],
-            f"--store-tls-ca {__file__}: has no PEM certificate",
+            "--store rediss://x --store-tls-cert {file} --store-tls-key {file}",
+            "--store-tls-cert {file}: is no PEM certificate, or {file} is not its private key",
         ),
-        (
-            ["--port", "0", "--store", "rediss://x", "--store-tls-cert", __file__, "--store-tls-key", __file__],
-            f"--store-tls-cert {__file__}: is no PEM certificate, or {__file__} is not its private key",
-        ),
-        (
-            ["--port", "0", "--ready-file", "/no/such/folder/ready"],
-            "--ready-file /no/such/folder/ready: cannot be written: no such file or directory",
-        ),
-        (
-            ["--port", "0", "--model", "/no/such/model"],
-            "model '/no/such/model': no such folder; give a folder or a hub id",
-        ),
-        (["--port", "0", "--model", __file__], f"model {__file__!r}: is not a GGUF file (it begins with"),
-        (["--port", "0", "--model", "no-such.gguf"], "model 'no-such.gguf': no such file"),
+        ("--ready-file /no/ready", "--ready-file /no/ready: cannot be written: no such file or directory"),
+        ("--model {file}", "model '{file}': is not a GGUF file (it begins with"),
         pytest.param(
-            ["--port", "0", "--device", "cuda"],
-            "",
+            "--device cuda",
+            "--device: 'cuda' is not allowed; this machine has no GPU driver",
             marks=pytest.mark.skipif(find_library("cuda") is not None, reason="this machine has a driver"),
         ),
     ],
 )
-def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_imported(
-    flags: list[str], problem: str
-) -> None:
+def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_imported(flags: str, problem: str) -> None:
+    """`draftwood serve --check` has the same checks, and tests of what each finds."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        given = [flag.replace("{taken}", port) for flag in flags]
-        command = [sys.executable, "-c", FAILS_EARLY, *given]
+        names = {"taken": taken.getsockname()[1], "file": __file__}
+        command = [sys.executable, "-c", FAILS_EARLY, "--port", "0", *flags.format(**names).split()]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
     assert result.returncode == 0, result.stderr
     [line] = result.stderr.splitlines()
-    assert line.startswith("draftwood serve: " + problem.replace("{taken}", port))
+    assert line.startswith("draftwood serve: " + problem.format(**names))
 
 
 @pytest.mark.parametrize("program", [WITHOUT_TORCH, OPTIONS_WITHOUT_NUMBA], ids=["service", "options"])
@@ -264,24 +238,17 @@ def test_compiled_functions_that_cannot_be_copied_are_one_line(
     assert problem in result.stderr
 
 
-def test_a_ready_file_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
+def test_an_earlier_ready_file_is_removed_and_nobody_sees_one_too_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only whole files are renamed to it."""
+    renamed: list[Path] = []
+    monkeypatch.setattr(Path, "replace", lambda part, target: renamed.append(part))
     ready = tmp_path / "ready"
-    ready.write_text("127.0.0.1:1\n")
     require_writable("ready_file", ready)
-    assert [*tmp_path.iterdir()] == []
+    ready.write_text("of an earlier service")
+    require_writable("ready_file", ready)
+    assert [*tmp_path.iterdir()] == renamed == []
     with pytest.raises(InvalidValueError, match=r"ready_file .*: cannot be written: is a directory"):
         require_writable("ready_file", tmp_path)
     assert not tmp_path.with_name(tmp_path.name + ".part").exists()
-
-
-def test_nobody_sees_a_ready_file_before_the_service_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only whole files are renamed to it."""
-    renamed: list[str] = []
-    monkeypatch.setattr(Path, "replace", lambda part, target: renamed.append(f"{part} {target}"))
-    ready = tmp_path / "address"
-    require_writable("ready_file", ready)
-    assert [*tmp_path.iterdir()] == []
-    ready.write_text("of an earlier service")
-    require_writable("ready_file", ready)
-    assert [*tmp_path.iterdir()] == []
-    assert renamed == []

@@ -24,7 +24,7 @@ QUESTIONS = read_questions()[0][:6]
 
 async def test_answers_of_a_broken_verification_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an accepted draft, the least probable token is written. That audits of a sound engine find nothing is
-    tested with the arms of experiments and with draft models.
+    tested with the arms of experiments.
     """
     torch.set_num_threads(1)
     walk = verification.walk_row

@@ -117,7 +117,9 @@ def test_lost_units_forbid_any_conclusion() -> None:
         ({"differing": 0.2}, "differing", "audited answers differ; 0.10% is allowed"),
     ],
 )
-def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail: str, reason: str) -> None:
+def test_an_arm_beyond_a_limit_is_stopped_and_no_better_one(
+    treatment: dict[str, float], guardrail: str, reason: str
+) -> None:
     counts = run(**treatment)
     (found,) = violations(SPLIT, counts)
     assert (found.arm, found.guardrail) == ("hybrid", guardrail)
@@ -128,8 +130,7 @@ def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail
 
 
 def test_better_arms_are_not_stopped() -> None:
-    assert violations(SPLIT, run(3000, errors=0.0, ttft=0.5)) == []
-    assert violations(SPLIT, Counts.zero(2)) == []
+    assert violations(SPLIT, run(errors=0.0, ttft=0.5)) == []
 
 
 @pytest.mark.system
@@ -218,18 +219,11 @@ def test_times_and_tokens_are_those_after_the_first_of_each_sample() -> None:
     assert found.arrived_at == pytest.approx(time.time() - (time.perf_counter() - ARRIVED), abs=0.5)
 
 
-@pytest.mark.parametrize("result", ["internal", "model_failed", "engine_stopped", "deadline_exceeded"])
-def test_errors_that_an_arm_may_cause(result: str) -> None:
-    found = outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED)
-    assert found is not None
-    assert found.erred
-    assert (found.tokens, found.decode_seconds) == (0, 0.0)
-    assert outcome_of(result, [], ARRIVED) is None  # it was not read
-
-
-OF_OTHERS = ("cancelled", "invalid_value", "queue_full", "reader_stalled", "shutting_down", "permission_denied")
-
-
-@pytest.mark.parametrize("result", [*OF_OTHERS, "quota_exceeded"])
-def test_what_the_caller_or_the_server_ended_counts_for_nothing(result: str) -> None:
-    assert outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED) is None
+def test_errors_that_an_arm_may_cause_count_and_no_other_ends() -> None:
+    for result in ("internal", "model_failed", "engine_stopped", "deadline_exceeded"):
+        found = outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED)
+        assert found is not None, result
+        assert (found.erred, found.tokens, found.decode_seconds) == (True, 0, 0.0)
+        assert outcome_of(result, [], ARRIVED) is None  # it was not read
+    for result in ("cancelled", "invalid_value", "queue_full", "reader_stalled", "shutting_down", "quota_exceeded"):
+        assert outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED) is None, result

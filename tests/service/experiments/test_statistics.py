@@ -243,21 +243,6 @@ def histogram_of(values: np.ndarray) -> np.ndarray:
     return np.bincount([bin_of(value) for value in values], minlength=BINS).astype(float)
 
 
-@pytest.mark.system
-def test_quantile_bounds_hold_at_all_looks_and_become_narrow() -> None:
-    random = np.random.default_rng(2)
-    true = 0.02 * math.exp(0.4 * 1.2815515655)  # p90 of the log-normal below
-    missed = 0
-    for _ in range(100):
-        values = 0.02 * np.exp(0.4 * random.standard_normal(2000))
-        looks = np.cumsum([histogram_of(part) for part in np.split(values, 20)], axis=0)
-        low, high = quantile_sequence(looks, 0.9, 0.05)
-        missed += bool(((low > true) | (high < true)).any())
-        assert 0.85 < low[-1] / true < high[-1] / true < 1.2
-        assert np.isinf(high[0]) or high[0] >= high[-1]
-    assert missed <= 12  # P(Binomial(100, 0.05) > 12) is below 0.002
-
-
 def test_ties_do_not_exclude_the_value_that_all_have() -> None:
     histogram = np.zeros(BINS)
     histogram[50] = 10_000

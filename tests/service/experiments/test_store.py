@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -188,29 +187,6 @@ async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountS
         assert (reading.servers, reading.unreadable) == (1, 2)
         assert reading.counts.sums[..., 0].sum() == 10
     assert "2 processes cannot be read" in reading.report().conclusions[0].text
-
-
-async def test_what_was_read_of_many_experiments_is_dropped_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_service.experiments.report._MAX_EXPERIMENTS", 2)
-    store = InProcessCounts()
-    x, y, z = (Running.of(replace(EXPERIMENT.config, name=name)) for name in "xyz")
-    for number, one in enumerate((x, y, z), 1):
-        data = encode(Snapshot(A, number, Counts.zero(2)))
-        await store.write(one.target, stored(A, number, data))
-        await store.write(one.target, stored(B, number, b"damaged"))
-    known: list[dict[Origin, int]] = []
-    read = store.read
-
-    async def noted(target: Target, seen: Mapping[Origin, int]) -> list[EncodedSnapshot]:
-        known.append({**seen})
-        return await read(target, seen)
-
-    monkeypatch.setattr(store, "read", noted)
-    reader = CountReader(store, process(store, "a reader"))
-    for one in (x, y, x, z, y, x):
-        reading = await reader.read(one)
-        assert (reading.servers, reading.unreadable) == (1, 1)
-    assert known == [{}, {}, {A: 1, B: 1}, {}, {A: 2, B: 2}, {}]
 
 
 async def test_values_that_were_moved_are_not_read(client: RedisClient, valkey: Valkey) -> None:

@@ -59,8 +59,7 @@ async def test_two_replicas_let_no_more_than_the_limit_through(server: Valkey) -
         assert 50 <= sum(map(len, each)) <= 51
         with pytest.raises(QuotaExceededError) as caught:
             await made[0].reserve("t", RateLimits(requests_per_minute=50), 1)
-        assert caught.value.retry_seconds is not None
-        assert 50 < caught.value.retry_seconds <= 61
+        assert 50 < (caught.value.retry_seconds or 0) <= 61
         assert not any(one.outages for one in made)
         [key] = server.client.keys("dw:{quota:*")
         assert 0 < server.client.ttl(key) <= 62
@@ -291,17 +290,6 @@ async def test_one_tenant_whose_refresh_fails_does_not_end_the_leases_of_others(
             assert not await admitted(other, limits, 1, tenant=tenant)
         assert holder._alone == {"a"}
         assert not await admitted(holder, limits, 1, tenant="a")  # two of its places are known here
-
-
-async def test_a_request_above_the_limit_never_fits(server: Valkey) -> None:
-    limits = RateLimits(tokens_per_minute=100)
-    async with limiters(server.url, 1) as [limiter]:
-        server.kill()
-        await until(lambda: limiter.degraded)  # found by a refresh, so that no tenant's request waits for the store
-        with pytest.raises(QuotaExceededError, match="101 tokens, and 100 are allowed") as refused:
-            await limiter.reserve("t", limits, 101)
-        assert refused.value.retry_seconds is None
-        assert not limiter._alone
 
 
 async def test_a_replica_whose_store_never_answered_has_the_whole_limit() -> None:
