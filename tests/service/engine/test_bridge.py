@@ -27,7 +27,7 @@ from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.drafting import Drafting
 from tests.service.engine_thread import EngineThread
-from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, check_idle, loaded_engine, until
+from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
 def sample(max_tokens: int = 1000, strategy_name: str = "trie", tenant: str = "") -> Sample:
@@ -102,28 +102,6 @@ def test_parts_are_bounded_and_lose_nothing() -> None:
     assert [part.finish for part in only_an_end.parts()] == [only_an_end.finish]
 
 
-async def test_slots_are_bounded_and_released() -> None:
-    engine = FakeEngine(max_running=1)
-    engine.gate.clear()
-    async with running(engine, max_waiting=1) as bridge:
-        first, second = bridge.admit(), bridge.admit()
-        first.submit(sample())
-        second.submit(sample(4))
-        with pytest.raises(QueueFullError) as full:
-            bridge.admit()
-        assert str(full.value).startswith("2 requests")
-        assert 0.1 <= full.value.retry_seconds <= 10.0
-        for _ in range(2):
-            first.close()
-        with pytest.raises(QueueFullError):  # one is free
-            bridge.admit(2)
-        bridge.admit().close()
-        engine.gate.set()
-        assert len((await drained(second)).token_ids) == 4
-        second.close()
-        await check_idle(bridge, engine)
-
-
 async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
     engine = FakeEngine(max_running=2)
     engine.gate.clear()
@@ -151,24 +129,6 @@ async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
         engine.gate.set()
         assert len((await drained(others[1])).token_ids) == 4
         assert len((await drained(waiting[0])).token_ids) == 4
-
-
-async def test_a_reader_that_stops_is_paused_until_it_has_caught_up() -> None:
-    engine = FakeEngine(max_running=1)
-    async with running(engine) as bridge:
-        stream, other = bridge.admit(), bridge.admit()
-        stream.submit(sample(2_000))
-        await until(lambda: engine.paused == 1)
-        assert stream.paused
-        other.submit(sample(4))
-        assert len((await drained(other)).token_ids) == 4
-        steps = engine.steps
-        [missed] = await stream.take()
-        await asyncio.sleep(0.01)
-        assert (engine.steps, engine.paused) == (steps, 1)
-        rest = await drained(stream)
-        assert missed.token_ids + rest.token_ids == [97 + i % 26 for i in range(2_000)]
-        assert stream.samples[0].stats.pauses >= 1
 
 
 async def test_paused_requests_of_a_tenant_make_room_for_another() -> None:
@@ -325,25 +285,6 @@ def test_a_service_that_has_ended_ends_the_engine() -> None:
     assert runner.join(5.0)
     assert engine.closed
     assert not engine.has_work
-
-
-async def test_a_lost_connection_ends_all_streams() -> None:
-    class Gone(EngineThread):
-        def start(self, connection: socket.socket) -> None:
-            super().start(connection.dup())
-            self.connection = connection
-
-    engine = FakeEngine()
-    runner = Gone(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine))
-    async with running(engine, 2, runner) as bridge:
-        stream = bridge.admit()
-        stream.submit(sample())
-        await stream.take()
-        runner.connection.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(EngineStoppedError):
-            await drained(stream)
-        assert bridge.stopped
-    runner.connection.close()
 
 
 async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
