@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from functools import partial
 from typing import Any
@@ -209,7 +210,10 @@ async def test_what_takes_audits_and_reports_of_the_engine_cannot_end_it() -> No
         assert served.server.recovery.restarts == 0
 
 
-@pytest.mark.parametrize(("margin", "exact", "tie"), [(1e-6, False, True), (1e-6, True, False), (0.2, False, False)])
+@pytest.mark.parametrize(
+    ("margin", "exact", "tie"),
+    [(1e-6, False, True), (1e-6, True, False), (0.2, False, False), (math.inf, False, False)],
+)
 async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -> None:
     engine = FakeEngine()
     engine.difference = Difference(7, margin)
@@ -219,7 +223,8 @@ async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -
             await audited(served, 1)
         [line] = [log for log in logs if "margin" in log]
         assert line["log_level"] == ("warning" if tie else "error")
-        assert (line["tenant"], line["request_id"], line["position"], line["margin"]) == ("acme", "r", 7, margin)
+        logged = "infinite" if margin == math.inf else margin
+        assert (line["tenant"], line["request_id"], line["position"], line["margin"]) == ("acme", "r", 7, logged)
         assert (line["model"], line["dtype"], line["runner"]) == ("fake", "float32", "torch")
         stub: Any = audit_pb2_grpc.AuditServiceStub(served.channel)
         report = await stub.GetAuditReport(audit_pb2.GetAuditReportRequest())
@@ -231,24 +236,10 @@ async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -
         assert (found.tenant, found.request_id, found.position, found.margin) == ("acme", "r", 7, margin)
         assert found.tie == tie
         assert (report.share, report.model, report.engine_restarts) == (1.0, "fake", 0)
-
-
-async def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
-    engine.difference = Difference(7, float("inf"))
-    async with serving(engine, audit_share=1.0) as served:
-        await answered(served, request())
-        await audited(served, 1)
-
-        def run(*options: str) -> str:
-            result = CliRunner().invoke(build_app(), ["audit", "--target", served.server.address, *options])
-            assert result.exit_code == 0, result.output
-            return result.stdout
-
-        shown = await asyncio.to_thread(run)
-        assert "hybrid" in shown
-        assert "DEFECT" in shown
-        values = json.loads(await asyncio.to_thread(run, "--json"))
-        assert values["counts"][0]["differing"] == 1
-        assert values["differences"][0]["margin"] is None
-        assert values["differences"][0]["position"] == 7
+        command = ["audit", "--target", served.server.address]
+        shown = await asyncio.to_thread(CliRunner().invoke, build_app(), command)
+        assert "hybrid" in shown.stdout
+        assert ("DEFECT" in shown.stdout) is not tie
+        printed = await asyncio.to_thread(CliRunner().invoke, build_app(), [*command, "--json"])
+        [difference] = json.loads(printed.stdout)["differences"]
+        assert (difference["position"], difference["margin"]) == (7, None if margin == math.inf else margin)

@@ -363,7 +363,7 @@ async def test_refusals_and_what_is_done_are_in_the_audit_log(
 async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served, Keys]) -> None:
     """They show what others of the tenant wrote."""
     served, keys = guarded_by
-    request = pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True))
+    request = pb.GenerateRequest(text="x", stop={"max_tokens": 2}, output=pb.OutputOptions(draft_trees=True))
     for role, status in ((Role.CALLER, CODE.PERMISSION_DENIED), (Role.TENANT_ADMIN, None), (Role.OPERATOR, None)):
         result = await answer(served.stub.GenerateStream(request, metadata=bearer(keys.of_role[role])))
         assert (None if result.error is None else result.error.code()) is status

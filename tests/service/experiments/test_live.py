@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -231,12 +231,6 @@ async def test_an_arms_drafting_replaces_the_tenants() -> None:
     }
 
 
-@asynccontextmanager
-async def failing(server: Valkey, **settings: Any) -> AsyncIterator[Served]:
-    async with serving(FailingEngine(), store=server.url, **settings) as served:
-        yield served
-
-
 THREE: list[dict[str, Any]] = [{"id": "trie"}, {"id": "bad"}, {"id": "good", "drafting": {"maxNodes": 5}}]
 
 
@@ -261,7 +255,7 @@ async def stopped(served: Served, arms: bool = True) -> xp.Experiment:
 
 
 async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
-    async with failing(server) as served, failing(server) as other:
+    async with serving(FailingEngine(), store=server.url) as served, serving(store=server.url) as other:
         arms = ("trie", "bad", "good")
         experiment = await started(served, THREE)
         await provoke(served, experiment, arms)
@@ -272,10 +266,9 @@ async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
         split = split_of(experiment, arms)
         units = [str(number) for number in range(1000, 1030)]
         assigned = await all_asked(served, units)
-        assert [one.arm for one in assigned] == [
-            {"bad": "trie"}.get(arm, arm) for arm in (arm_of(split, u) for u in units)
-        ]
-        own = sum(arm_of(split, unit) != "bad" for unit in units)
+        arms_of_units = [arm_of(split, unit) for unit in units]
+        assert [one.arm for one in assigned] == ["trie" if arm == "bad" else arm for arm in arms_of_units]
+        own = len(units) - arms_of_units.count("bad")
         after = (await read(served)).arms
         assert [b.requests - a.requests for a, b in zip(before, after, strict=True)][1] == 0
         assert sum(row.requests for row in after) - sum(row.requests for row in before) == own
@@ -289,14 +282,13 @@ async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
         await refused(update, CODE.FAILED_PRECONDITION, "frozen")
 
 
-async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on(server: Valkey) -> None:
-    async with failing(server) as served:
+async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on() -> None:
+    async with serving(FailingEngine()) as served:
         experiment = await started(served, THREE[:2], guardrails={"reportOnly": True})
-        stub = experiments(served)
         await provoke(served, experiment, ("trie", "bad"))
         assert [violation.guardrail for violation in (await read(served)).violations] == ["errors"]
         change = ParseDict({"name": NAME, "guardrails": {"reportOnly": False}}, xp.Experiment())
-        await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        await experiments(served).UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
         found = await stopped(served)
         assert found.state == xp.EXPERIMENT_STATE_STOPPED
         assert found.HasField("end_time")
@@ -310,7 +302,8 @@ async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Pa
         "experiments:\n- name: experiments/x\n  state: EXPERIMENT_STATE_RUNNING\n"
         "  arms: [{id: trie}, {id: bad}, {id: ok}]\n"
     )
-    async with failing(server, tenants_file=path) as served, failing(server, tenants_file=path) as other:
+    settings: dict[str, Any] = {"store": server.url, "tenants_file": path}
+    async with serving(FailingEngine(), **settings) as served, serving(**settings) as other:
         experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
         await provoke(served, experiment, ("trie", "bad", "ok"))
         for one in (served, other):
@@ -344,7 +337,9 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         assert await requests_counted(served, 0) == [0, 0]
 
 
-async def test_a_delete_that_is_refused_purges_nothing(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_delete_purges_nothing_and_a_failed_purge_can_be_repeated(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delete = Resources.delete
 
     async def late(self: Resources[xp.Experiment], current: xp.Experiment) -> None:
@@ -352,43 +347,29 @@ async def test_a_delete_that_is_refused_purges_nothing(server: Valkey, monkeypat
         await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=described))
         await delete(self, current)
 
-    async with serving(store=server.url) as served:
-        stub = experiments(served)
-        await arms_learned(served, server)
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Resources, "delete", late)
-            await refused(stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME)), CODE.ABORTED)
-        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]
-        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
-        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
-
-
-async def test_memories_that_cannot_be_purged_are_told_of_and_can_be_purged_later(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
     async def fail(self: PurgeArms, memory: Memory) -> int:
         raise StoreUnavailableError("no answer")
 
     async with serving(store=server.url) as served:
         stub = experiments(served)
-        await arms_learned(served, server)
+        deletion = xp.DeleteExperimentRequest(name=NAME)
+        await started(served, tenants=["acme"])
+        await all_asked(served, [str(number) for number in range(8)])
+        await until(lambda: tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"])
+        await stub.StopExperiment(xp.StopExperimentRequest(name=NAME))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Resources, "delete", late)
+            await refused(stub.DeleteExperiment(deletion), CODE.ABORTED)
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]
         with monkeypatch.context() as failing:
             failing.setattr(PurgeArms, "run", fail)
-            deleting = stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
-            await refused(deleting, CODE.ABORTED, "experiments/x is deleted, and the memories of its arms trie, hybrid")
+            told = "experiments/x is deleted, and the memories of its arms trie, hybrid"
+            await refused(stub.DeleteExperiment(deletion), CODE.ABORTED, told)
         await refused(stub.GetExperiment(xp.GetExperimentRequest(name=NAME)), CODE.NOT_FOUND)
         again = ParseDict({"arms": ARMS}, xp.Experiment())
         await stub.CreateExperiment(xp.CreateExperimentRequest(experiment_id="x", experiment=again))
-        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        await stub.DeleteExperiment(deletion)
         assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
-
-
-async def arms_learned(served: Served, server: Valkey) -> None:
-    """Leaves a stopped experiment whose arms have memories in the store."""
-    await started(served, tenants=["acme"])
-    await all_asked(served, [str(number) for number in range(8)])
-    await until(lambda: tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"])
-    await experiments(served).StopExperiment(xp.StopExperimentRequest(name=NAME))
 
 
 async def test_the_arm_that_the_report_calls_better_wins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,18 +383,13 @@ async def test_the_arm_that_the_report_calls_better_wins(served: Served, monkeyp
     assert catalog(served).config_of("acme").drafting.max_nodes == 5
 
 
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("scope", [["acme"], []])
+@pytest.mark.parametrize(("stored", "scope"), [(True, ["acme"]), (False, [])])
 async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bool, scope: list[str]) -> None:
     store = server.url if stored else "memory"
     async with serving(store=store) as served, serving(store=store) as other:
         servers = [served, other] if stored else [served]
         await asked(served, "before")
-        arms: list[dict[str, Any]] = [
-            {"id": "trie", "drafting": {"strategy": "trie"}},
-            {"id": "fork", "memory": "ARM_MEMORY_FORKED"},
-        ]
-        await started(served, arms, tenants=scope)
+        await started(served, [ARMS[0], {"id": "fork", "memory": "ARM_MEMORY_FORKED"}], tenants=scope)
         if stored:
             await knows(other)
         for one in servers:
