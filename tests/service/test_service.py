@@ -15,11 +15,13 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.auth import Role
 from draftwood_service.engine import reports as reporter
 from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings
 from tests.certificates import make_certificate
+from tests.service.auth.test_matrix import Keys, bearer
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
 
@@ -77,14 +79,6 @@ async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monk
         await stopping
 
 
-async def test_health_watch_streams_the_death_of_the_engine(served: Served) -> None:
-    watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
-    assert (await watch.read()).status == Status.SERVING
-    served.engine.step_error = RuntimeError("dead")
-    await answer(served.stub.GenerateStream(ask()))
-    assert (await watch.read()).status == Status.NOT_SERVING
-
-
 async def test_drain_lets_live_requests_finish_and_admits_none(served: Served) -> None:
     served.engine.gate.clear()
     live = asyncio.create_task(answer(served.stub.GenerateStream(ask(max_tokens=50))))
@@ -125,8 +119,10 @@ async def test_a_drain_closes_the_port_first_and_waits_for_an_import(served: Ser
     await stopping
 
 
-async def test_calls_are_answered_while_the_model_is_loaded() -> None:
-    settings = Settings(port=0, max_running=4)
+async def test_calls_are_answered_and_need_a_key_while_the_model_is_loaded(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "auth.yaml")
+    caller = bearer(keys.of_role[Role.CALLER])
+    settings = Settings(port=0, max_running=4, auth_file=keys.path)
     bound, engine, model = BoundServer(settings), FakeEngine(), FakeModel()
     await bound.start()
     async with grpc.aio.insecure_channel(bound.address) as channel:
@@ -134,15 +130,17 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
         for service in SERVICES:
             checked = await health.Check(health_pb2.HealthCheckRequest(service=service.full_name))
             assert checked.status == Status.NOT_SERVING
-        early = await answer(stub.GenerateStream(ask()))
+        assert reason((await answer(stub.GenerateStream(ask()))).status) == "UNAUTHENTICATED"
+        early = await answer(stub.GenerateStream(ask(), metadata=caller))
         assert early.status.code() is grpc.StatusCode.UNAVAILABLE
         assert reason(early.status) == "LOADING"
         with pytest.raises(grpc.aio.AioRpcError, match="the server is loading its model"):
-            await stub.GetModelInfo(pb.GetModelInfoRequest())
+            await stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=caller)
         server = RunningServer(bound, model, await started_bridge(settings, model, lambda: engine))
         await server.start()
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.SERVING
-        assert (await answer(stub.GenerateStream(ask(max_tokens=4)))).finished.usage.completion_tokens == 4
+        loaded = await answer(stub.GenerateStream(ask(max_tokens=4), metadata=caller))
+        assert loaded.finished.usage.completion_tokens == 4
     await server.stop()
 
 

@@ -12,15 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from draftwood_client import AsyncClient, PermissionDeniedError, UnauthenticatedError
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.auth_file import AuthFile, parse, read, updated
 from draftwood_service.auth.commands import key
-from draftwood_service.rpc.bound import BoundServer
-from draftwood_service.settings import Settings
 from tests.service.fakes import serving, until
 
 HASH = "0" * 64
@@ -218,19 +215,3 @@ async def test_a_server_follows_the_file(
         await changed(file, "keys: []", with_old, works=False)
         with pytest.raises(UnauthenticatedError):
             await with_new.model_info()
-
-
-async def test_a_call_while_the_model_is_loaded_needs_a_key_too(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    made = run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme")["key"]
-    bound = BoundServer(Settings(port=0, auth_file=file))
-    await bound.start()
-    try:
-        async with grpc.aio.insecure_channel(bound.address) as channel:
-            stub: Any = channel.unary_unary("/draftwood.v1.GenerationService/GetModelInfo")
-            for headers, code in (((), "UNAUTHENTICATED"), ((("authorization", f"Bearer {made}"),), "UNAVAILABLE")):
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await stub(b"", metadata=grpc.aio.Metadata(*headers))
-                assert error.value.code().name == code
-    finally:
-        await bound.grpc_server.stop(0)
-        await bound.close()
