@@ -137,30 +137,26 @@ def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_models_are_looked_up_and_not_downloaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def first(model: object, **variables: str) -> str:
-        environ = {"HF_HOME": str(tmp_path), **variables}
-        assert check(["--port", "0", "--model", str(model)], environ) == 0
-        return capsys.readouterr().out.splitlines()[0]
-
-    assert first("org/name") == "model: org/name, which is downloaded from https://huggingface.co"
-    offline = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    [line] = problems(capsys, "--model", "org/name", environ=offline)
-    assert line == "model 'org/name': it was not downloaded before, and HF_HUB_OFFLINE forbids to ask the hub"
-    kept = tmp_path / "hub" / "models--org--name" / "snapshots" / "a"
-    kept.mkdir(parents=True)
-    (kept / "config.json").touch()
-    assert first("org/name", HF_HUB_OFFLINE="1") == "model: org/name of the hub, downloaded before"
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert first(tmp_path / "m.gguf") == f"model: GGUF file {tmp_path / 'm.gguf'}"
-    (tmp_path / "m.gguf").write_bytes(b"<htm")
-    assert "is not a GGUF file" in problems(capsys, "--model", str(tmp_path / "m.gguf"))[0]
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.json").write_text("{}")
-    assert "has no weights" in problems(capsys, "--model", str(tmp_path / "empty"))[0]
-
-
-def test_a_model_that_something_else_brings_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'/models/later': no such folder" in problems(capsys, "--check", "--model", "/models/later")[0]
+    hub, (gguf, html, empty) = {"HF_HOME": str(tmp_path)}, (tmp_path / name for name in ("m.gguf", "h.gguf", "empty"))
+    gguf.write_bytes(b"GGUF")
+    html.write_bytes(b"<htm")
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    for model, found in (
+        ("org/name", "org/name, which is downloaded from https://huggingface.co"),
+        (gguf, "GGUF file"),
+    ):
+        assert check(["--port", "0", "--model", str(model)], hub) == 0
+        assert capsys.readouterr().out.startswith(f"model: {found}")
+    for model, problem in (
+        ("org/name", "it was not downloaded before, and HF_HUB_OFFLINE forbids to ask the hub"),
+        (html, "is not a GGUF file"),
+        (empty, "has no weights"),
+        ("/models/later", "no such folder; give a folder or a hub id such as org/name"),
+    ):
+        [line] = problems(capsys, "--model", str(model), environ=hub | {"HF_HUB_OFFLINE": "1"})
+        assert line.startswith(f"model '{model}': ")
+        assert problem in line
     assert serve(["--check=without-model", "--model", "/models/later", "--port", "0"]) == 0
     assert "model" not in capsys.readouterr().out
 

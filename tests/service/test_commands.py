@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from ctypes.util import find_library
-from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -76,26 +75,6 @@ def environment() -> dict[str, str]:
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "draftwood_service", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
-
-
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_an_engine_that_is_not_installed_is_named_with_what_installs_it() -> None:
-    done = run("--engine", "vllm", "--port", "0")
-    assert done.returncode == 1
-    assert done.stderr.startswith("draftwood serve: --engine vllm needs pip install 'draftwood[vllm]'")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_model_of_a_hub_that_is_out_of_reach_is_named_at_once(tmp_path: Path) -> None:
-    """The hub's client retries each of its files for a minute, in both processes."""
-    given = environment() | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "draftwood_service", "--model", "nobody/nothing", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=given, check=False)
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith(
-        "draftwood serve: model 'nobody/nothing': it was not downloaded before, and http://127.0.0.1:9"
-    )
 
 
 class Process:

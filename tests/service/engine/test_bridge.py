@@ -18,6 +18,7 @@ from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
 from draftwood_model_runner.sequence import Grammar
+from draftwood_service.engine.admission import Admission
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.link import Add, framed
 from draftwood_service.engine.loaded import LoadedEngine
@@ -102,49 +103,51 @@ def test_parts_are_bounded_and_lose_nothing() -> None:
     assert [part.finish for part in only_an_end.parts()] == [only_an_end.finish]
 
 
-async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
-    engine = FakeEngine(max_running=2)
-    engine.gate.clear()
-    async with running(engine, max_waiting=4) as bridge:
-        begun = bridge.admit(tenant="a")
-        begun.submit(sample(50))
-        engine.gate.set()
-        await begun.take()
-        engine.gate.clear()
-        waiting = [bridge.admit(tenant="a") for _ in range(5)]
-        for stream in waiting:
-            stream.submit(sample(4))
-        with pytest.raises(QueueFullError):
-            bridge.admit(tenant="a")
-        others = [bridge.admit(2, tenant="b"), bridge.admit(tenant="b")]
-        assert not any(stream.failed for stream in (begun, *waiting))  # they may still turn out to be invalid
-        others[0].submit(sample(4), sample(4))
-        assert [stream.failed for stream in (begun, *waiting)] == [False] * 4 + [True] * 2
-        others[1].submit(sample(4))
-        assert [stream.failed for stream in (begun, *waiting)] == [False] * 3 + [True] * 3
-        with pytest.raises(QueueFullError):
-            await waiting[-1].take()
-        with pytest.raises(QueueFullError):  # four of six slots would be more than the other's
-            bridge.admit(tenant="b")
-        engine.gate.set()
-        assert len((await drained(others[1])).token_ids) == 4
-        assert len((await drained(waiting[0])).token_ids) == 4
+def entered(admission: Admission, tenant: str, slots: int = 1) -> Stream:
+    stream = Stream(admission.take_slots, admission.leave, slots, tenant)
+    admission.enter(stream)
+    return stream
 
 
-async def test_paused_requests_of_a_tenant_make_room_for_another() -> None:
-    engine = FakeEngine(max_running=2)
-    async with running(engine, max_waiting=1) as bridge:
-        streams = [bridge.admit(tenant="a") for _ in range(3)]
-        for stream in streams:
-            stream.submit(sample(10**6))
-        reading = asyncio.create_task(drained(streams[2]))
-        await until(lambda: engine.paused == 2)
-        other = bridge.admit(tenant="b")
-        other.submit(sample(4))
-        assert [stream.failed for stream in streams] == [False, True, False]
-        with pytest.raises(ReaderStalledError):
-            await streams[1].take()
-        reading.cancel()
+async def test_a_tenant_that_holds_all_slots_gives_up_paused_requests_then_the_newest_that_have_not_begun() -> None:
+    admission = Admission(2, 4, lambda tenant: 1.0)
+    held = [entered(admission, "a") for _ in range(6)]
+    for begun in held[:2]:
+        begun.samples = (replace(sample(), completion_tokens=1),)
+    held[0].paused = True
+    with pytest.raises(QueueFullError):
+        entered(admission, "a")
+    others = [entered(admission, "b", 2), entered(admission, "b")]
+    with pytest.raises(QueueFullError):  # four of six slots would be more than the other's
+        entered(admission, "b")
+    assert not any(stream.failed for stream in held)  # the others may still turn out to be invalid
+    others[0].submit(sample(), sample())
+    assert [stream.failed for stream in held] == [True, False, False, False, False, True]
+    others[1].submit(sample())
+    assert [stream.failed for stream in held] == [True, False, False, False, True, True]
+    for stream, error in ((held[0], ReaderStalledError), (held[5], QueueFullError)):
+        with pytest.raises(error):
+            await stream.take()
+
+
+def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is_submitted() -> None:
+    admission = Admission(2, 0, lambda tenant: 1.0)
+    held = [entered(admission, "a") for _ in range(2)]
+    late = entered(admission, "b")
+    for begun in held:
+        begun.samples = (replace(sample(), completion_tokens=1),)
+    with pytest.raises(QueueFullError):
+        late.submit(sample())
+
+
+def test_slots_are_shared_out_by_weight() -> None:
+    admission = Admission(2, 6, {"a": 1.0, "b": 3.0}.__getitem__)
+    first = [entered(admission, "a") for _ in range(8)]
+    for stream in [entered(admission, "b") for _ in range(6)]:
+        stream.submit(sample())
+    assert sum(stream.failed for stream in first) == 6
+    with pytest.raises(QueueFullError):
+        entered(admission, "b")
 
 
 async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
@@ -165,35 +168,6 @@ async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
         finish = (await drained(streams[1])).finish
         assert finish is not None
         assert isinstance(finish.error, InvalidValueError)
-
-
-async def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is_submitted() -> None:
-    engine = FakeEngine(max_running=2)
-    async with running(engine, max_waiting=0) as bridge:
-        first = [bridge.admit(tenant="a") for _ in range(2)]
-        late = bridge.admit(tenant="b")
-        reading = []
-        for stream in first:
-            stream.submit(sample(10**6))
-            reading.append(asyncio.create_task(drained(stream)))
-        await until(lambda: all(stream.begun for stream in first))
-        with pytest.raises(QueueFullError):
-            late.submit(sample(4))
-        for task in reading:
-            task.cancel()
-
-
-async def test_slots_are_shared_out_by_weight() -> None:
-    async with running(FakeEngine(max_running=2), max_waiting=6) as bridge:
-        bridge.weight_of = {"a": 1.0, "b": 3.0}.__getitem__
-        first = [bridge.admit(tenant="a") for _ in range(8)]
-        second = [bridge.admit(tenant="b") for _ in range(6)]
-        assert not any(stream.failed for stream in first)
-        for stream in second:
-            stream.submit(sample(4))
-        assert sum(stream.failed for stream in first) == 6
-        with pytest.raises(QueueFullError):
-            bridge.admit(tenant="b")
 
 
 async def test_the_engine_learns_the_weight_of_a_tenant_with_its_requests() -> None:
@@ -305,17 +279,6 @@ async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
     assert str(unknown) == "Local: here"
     assert isinstance(typed, InvalidValueError)
     assert (typed.field, typed.value, typed.allowed) == ("f", 1, "it must be 2")
-
-
-async def test_an_unknown_strategy_disables_drafting_only() -> None:
-    engine = FakeEngine()
-    async with running(engine) as bridge:
-        stream = bridge.admit()
-        one = sample(10, "no such strategy")
-        stream.submit(one)
-        assert len((await drained(stream)).token_ids) == 10
-        assert "no such strategy" in one.stats.drafting_disabled_reason
-        assert one.completion_tokens == 10
 
 
 async def test_a_running_request_gets_the_strategy_whose_memory_was_loaded_late() -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood_client import NO_RETRY, Client, UnavailableError
 from draftwood_service.engine.host import run_engine
-from draftwood_service.engine.link import Died, EngineEnd, ServiceEnded
+from draftwood_service.engine.link import Died, EngineEnd
 from draftwood_service.engine.loaded import LoadedEngine
 
 
@@ -114,37 +113,13 @@ def test_what_loads_does_not_take_the_end_of_the_service_for_an_error_of_its_own
         assert process.communicate(timeout=30) == ("ended\n", "")
 
 
-Load = Callable[[], AbstractContextManager[LoadedEngine]]
-
-
-def failing(error: Exception) -> Load:
-    def load() -> AbstractContextManager[LoadedEngine]:
-        raise error
-
-    return load
-
-
-def interrupted() -> AbstractContextManager[LoadedEngine]:
-    """Gives up as parts of vLLM do."""
-    try:
-        raise ServiceEnded
-    except BaseException:
-        raise ImportError("cannot be loaded") from None
-
-
-@pytest.mark.parametrize(("load", "logged"), [(interrupted, False), (failing(RuntimeError("out of memory")), True)])
-def test_an_error_after_the_end_of_the_service_is_logged_unless_that_is_its_cause(load: Load, logged: bool) -> None:
-    ours, theirs = socket.socketpair()
-    ours.close()
-    with structlog.testing.capture_logs() as logs:
-        run_engine(EngineEnd(theirs), load)
-    assert [entry["event"] for entry in logs] == ["engine ended after the service"] * logged
-
-
 def test_what_an_engine_that_loads_died_of_is_sent() -> None:
+    def load() -> AbstractContextManager[LoadedEngine]:
+        raise EOFError("a file that is cut short")
+
     ours, theirs = socket.socketpair()
     with ours:
-        run_engine(EngineEnd(theirs), failing(EOFError("a file that is cut short")))
+        run_engine(EngineEnd(theirs), load)
         died: object = EngineEnd(ours).receive(wait=None)
     assert isinstance(died, Died)
     assert str(died.error) == "a file that is cut short"

@@ -30,8 +30,6 @@ from draftwood_service.engine.vllm.engine import VllmEngine
 from draftwood_service.engine.vllm.loading import arguments_of
 from draftwood_service.engine.vllm.node import _end_with
 from draftwood_service.engine.vllm.requests import CoreOutput, CoreStep
-from draftwood_vllm.opening import _recorder
-from draftwood_vllm.service_link import ELSEWHERE, HOST_VARIABLE, SOCKET_VARIABLE, end_with_service
 
 EOS = 0
 
@@ -239,39 +237,28 @@ def test_an_audit_finds_differences(written: tuple[int, ...], again: bytes, posi
     assert core.live == {}
 
 
-def test_nodes_are_vllms_own() -> None:
-    flags = ["--engine", "vllm", "--tensor-parallel", "4", "--nodes", "2", "--node-rank", "1", "--leader", "a.b"]
-    made = arguments_of(read_settings(flags, {}))
+def test_nodes_are_vllms_own_and_pipelines_have_no_drafts() -> None:
+    def made(*flags: str) -> dict[str, Any]:
+        return arguments_of(read_settings(["--engine", "vllm", *flags], {}))
+
     expected = {"nnodes": 2, "node_rank": 1, "master_addr": "a.b", "distributed_executor_backend": "mp"}
-    assert made.items() >= {**expected, "tensor_parallel_size": 4, "pipeline_parallel_size": 1}.items()
-    assert "speculative_config" in made
-    assert not expected.keys() & arguments_of(read_settings(["--engine", "vllm"], {})).keys()
-
-
-def test_there_are_no_drafts_with_pipeline_parallelism() -> None:
-    made = arguments_of(read_settings(["--engine", "vllm", "--pipeline-parallel", "2"], {}))
-    assert made["pipeline_parallel_size"] == 2
-    assert not {"speculative_config", "per_request_spec_decode_metrics"} & made.keys()
-
-
-def test_a_node_without_the_service_reports_to_nobody_and_goes_on() -> None:
-    before = threading.active_count()
-    end_with_service({SOCKET_VARIABLE: ELSEWHERE, HOST_VARIABLE: "1"})
-    assert threading.active_count() == before
-    assert _recorder(ELSEWHERE) is None
-
-
-class Executor:
-    """vLLM's, of a node."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-
-    def shutdown(self) -> None:
-        self.ended.set()
+    found = made("--tensor-parallel", "4", "--nodes", "2", "--node-rank", "1", "--leader", "a.b")
+    assert found.items() >= {**expected, "tensor_parallel_size": 4, "pipeline_parallel_size": 1}.items()
+    assert "speculative_config" in found
+    assert not expected.keys() & made().keys()
+    assert not {"speculative_config", "per_request_spec_decode_metrics"} & made("--pipeline-parallel", "2").keys()
 
 
 def test_a_node_ends_with_its_leader() -> None:
+    class Executor:
+        """vLLM's, of a node."""
+
+        def __init__(self) -> None:
+            self.ended = threading.Event()
+
+        def shutdown(self) -> None:
+            self.ended.set()
+
     executor = Executor()
     with socket.create_server(("127.0.0.1", 0)) as leader:
         address = leader.getsockname()
