@@ -137,7 +137,8 @@ def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_models_are_looked_up_and_not_downloaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    hub, (gguf, html, empty) = {"HF_HOME": str(tmp_path)}, (tmp_path / name for name in ("m.gguf", "h.gguf", "empty"))
+    hub = {"HF_HOME": str(tmp_path)}
+    gguf, html, empty = (tmp_path / name for name in ("m.gguf", "h.gguf", "empty"))
     gguf.write_bytes(b"GGUF")
     html.write_bytes(b"<htm")
     empty.mkdir()

@@ -9,9 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 
 from draftwood_client import AsyncClient
@@ -21,16 +28,67 @@ from draftwood_service.telemetry import names, opened_telemetry
 from tests.service.fakes import answer, serving, until
 from tests.service.gateway.listening import listening, post
 from tests.service.rpc.test_endings import ask
-from tests.service.telemetry.collector import Collector, attributes, running_collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
 
 
+@dataclass
+class Collector:
+    """What has arrived over OTLP.
+
+    Attributes:
+        spans, logs: as in the protocol.
+        metrics: names.
+        resources: attributes of the resources of spans.
+    """
+
+    endpoint: str = ""
+    spans: list[Any] = field(default_factory=list)
+    logs: list[Any] = field(default_factory=list)
+    metrics: set[str] = field(default_factory=set)
+    resources: list[dict[str, str]] = field(default_factory=list)
+
+    def export(self, request: Any, context: Any) -> None:
+        """A call of one of the three services."""
+        match request:
+            case ExportTraceServiceRequest():
+                for part in request.resource_spans:
+                    self.resources.append(attributes(part.resource))
+                    self.spans += [span for scope in part.scope_spans for span in scope.spans]
+            case ExportMetricsServiceRequest():
+                for part in request.resource_metrics:
+                    self.metrics |= {metric.name for scope in part.scope_metrics for metric in scope.metrics}
+            case ExportLogsServiceRequest():
+                for part in request.resource_logs:
+                    self.logs += [line for scope in part.scope_logs for line in scope.log_records]
+
+    def span(self, name: str) -> Any:
+        """The only span of this name."""
+        [span] = [one for one in self.spans if one.name == name]
+        return span
+
+
+def attributes(of: Any) -> dict[str, Any]:
+    """The attributes of a span, log line or resource."""
+    return {attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value")) for attribute in of.attributes}
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with running_collector() as running:
-        yield running
+    got, server = Collector(), grpc.server(ThreadPoolExecutor(4))
+    for name, request in (
+        ("trace.v1.TraceService", ExportTraceServiceRequest),
+        ("metrics.v1.MetricsService", ExportMetricsServiceRequest),
+        ("logs.v1.LogsService", ExportLogsServiceRequest),
+    ):
+        export = grpc.unary_unary_rpc_method_handler(got.export, request.FromString, lambda nothing: b"")
+        service = grpc.method_handlers_generic_handler(f"opentelemetry.proto.collector.{name}", {"Export": export})
+        server.add_generic_rpc_handlers((service,))
+    got.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield got
+    server.stop(None).wait()
 
 
 async def test_a_request_is_a_tree_of_spans_in_the_callers_trace(collector: Collector) -> None:
@@ -87,7 +145,7 @@ async def test_errors_and_cancellations_are_marked(collector: Collector) -> None
     assert call.status.code == request.status.code == 2
 
 
-async def test_the_share_decides_where_the_caller_has_not(collector: Collector) -> None:
+async def test_the_share_decides_if_the_caller_has_not(collector: Collector) -> None:
     unsampled = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
     for share, metadata in ((0.0, ()), (1.0, unsampled)):
         async with serving(otlp_endpoint=collector.endpoint, trace_share=share) as served:
@@ -134,9 +192,8 @@ async def test_a_collector_that_is_away_costs_nothing(logged: io.StringIO, monke
 
 def test_an_unknown_protocol_is_refused_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     handlers = list(logging.getLogger("opentelemetry").handlers)
     with pytest.raises(InvalidValueError, match="grpc, http/protobuf"):
         opened_telemetry(Settings(otlp_endpoint="http://127.0.0.1:4317", metrics_port=port))
