@@ -32,14 +32,9 @@ def error_of(args: list[str], environ: dict[str, str] | None = None) -> Settings
     return error.value
 
 
-@pytest.fixture
-def yaml_file(tmp_path: Path) -> Path:
-    path = tmp_path / "settings.yaml"
-    path.write_text("port: 1001\nmax_running: 11\nmodel: from-yaml\nthreads: null\n")
-    return path
-
-
-def test_flags_win_over_environment_over_yaml_over_defaults(yaml_file: Path) -> None:
+def test_flags_win_over_environment_over_yaml_over_defaults(tmp_path: Path) -> None:
+    yaml_file = tmp_path / "settings.yaml"
+    yaml_file.write_text("port: 1001\nmax_running: 11\nmodel: from-yaml\nthreads: null\n")
     environ = {"DRAFTWOOD_PORT": "1002", "DRAFTWOOD_MAX_RUNNING": "12", "DRAFTWOOD_HOST": "", "HOME": "/"}
     settings = read_settings(["--config", str(yaml_file), "--port", "1003"], environ)
     assert (settings.port, settings.max_running, settings.model) == (1003, 12, "from-yaml")
@@ -88,13 +83,10 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "a model for vLLM": ("--draft-model m --engine vllm", "draft_model", "is not a setting of engine", "--draft-model"),
     "a head for vLLM": ("--draft-head h --engine vllm", "draft_head", "is not a setting of engine", "--draft-head"),
     "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
-    "unknown flag": ("--max-runing 4", "--max-runing", "did you mean --max-running?", "command line"),
     "a flag like no other": ("--listen 1.2.3.4", "--listen", "see draftwood serve --help", "command line"),
     "flag without a value": ("--port", "arguments", "see draftwood serve --help", "command line"),
-    "unknown variable": ("DRAFTWOOD_PROT=1", "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
     "timeouts": ("--max-timeout 5", "default_timeout", "at most max_timeout = 5", ""),
     "clients' authorities alone": ("--tls-client-ca a.pem", "tls_cert", "since tls_client_ca is", ""),
-    "missing certificate": ("--tls-cert /no --tls-key /no", "tls_cert", "no such file", "--tls-cert"),
     "both kinds of keys": ("--store-keys a --store-key-file b", "store_key_file", "store_keys", "--store"),
     "weights": ("--tenant-weights acme", "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
     "weight": ("--tenant-weights acme=x", "tenant_weights", "a number", "--tenant-weights"),
@@ -102,7 +94,6 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "open with tokens": (f"--auth open --jwt-jwks x {JWT}", "auth", "combined with jwt_jwks", "--auth"),
     "cadence": ("--delta-cadence 0.001", "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
     "rounding": ("--delta-rounding 4", "delta_rounding", "1 without a cadence", "--delta-rounding"),
-    "padding": ("DRAFTWOOD_DELTA_PADDING=128K", "delta_padding", "from 0 to 65536 bytes", "DELTA_PADDING"),
     "a collector without a host": ("--otlp-endpoint http://", "otlp_endpoint", "http://HOST:PORT", "--otlp-endpoint"),
     "one port for both": ("--port 5001 --health-port 5001", "health_port", "each needs its own", "--health-port"),
     "size": ("--store-bytes 1T", "store_bytes", "the suffix K, M or G", "--store-bytes"),
@@ -130,7 +121,6 @@ def test_strategies_are_known_by_the_models_that_are_to_be_loaded(tmp_path: Path
     for flags, strategies in (
         ("", []),
         ("--draft-head none --draft-model m --strategy draft_model", ["draft_model"]),
-        ("--draft-head h --draft-model m --strategy head", ["head", "draft_model"]),
         ("--model m.gguf --strategy head", ["head"]),  # whose model it is, is known once it is read
         ("--model m.gguf --runner torch", ["head"]),
         ("--engine vllm --draft-head none", []),
@@ -219,10 +209,7 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
     [
         (["--exact", "true"], "--exact True: is not a setting of engine vllm: vLLM has no exact mode"),
         (["--runner", "torch"], "--runner torch: is not a setting of engine vllm"),
-        (["--weights", "int8"], "--weights int8: is not a setting of engine vllm"),
-        (["--own-text-tokens", "9"], "--own-text-tokens 9: is not a setting of engine vllm"),
         (["--engine-args", '{"max_num_seqs": 3}'], "--engine-args[max_num_seqs]: is set by --max-running"),
-        (["--engine-args", "[1]"], "--engine-args [1]: must be a JSON object"),
         (["--engine-args", "{x"], "--engine-args {x: must be a JSON object"),
         (["--engine-args", '{"nnodes": 2}'], "--engine-args[nnodes]: is set by --nodes"),
         (["--nodes", "2"], "--nodes 2: must divide --tensor-parallel * --pipeline-parallel, which is 1"),
