@@ -62,7 +62,6 @@ SYSTEM = (
     "tests/service/audits/test_real_engine.py",
     "tests/service/engine/test_process.py",
     "tests/service/experiments/test_live.py",
-    "tests/service/experiments/test_lossless.py",
     "tests/service/gateway/test_connections.py",
     "tests/service/gateway/test_langchain.py",
     "tests/service/gateway/test_services.py",
