@@ -43,15 +43,20 @@ QUESTIONS = read_questions()[0][:6]
 async def serving(adaptive_budget: bool) -> AsyncIterator[RunningServer]:
     """A server that audits all answers."""
     torch.set_num_threads(1)
-    config = EngineConfig(max_running=4, max_draft_nodes=32, adaptive_budget=adaptive_budget)
-    engine = Engine(served("bundled"), config)
+    engines: list[Engine] = []
+
+    def make_engine() -> Engine:
+        config = EngineConfig(max_running=4, max_draft_nodes=32, adaptive_budget=adaptive_budget)
+        engines.append(Engine(served("bundled"), config))
+        return engines[0]
+
     settings = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, audit_share=1.0)
-    server = await started_server(settings, ServedModel.of(served("bundled")), lambda: engine)
+    server = await started_server(settings, ServedModel.of(served("bundled")), make_engine)
     try:
         yield server
     finally:
         await server.stop()
-    await check_idle(server.bridge, engine)
+    await check_idle(server.bridge, engines[0])
 
 
 def audited(server: RunningServer) -> int:
