@@ -23,7 +23,7 @@ from draftwood_service.settings import Settings
 from tests.certificates import make_certificate
 from tests.service.auth.test_matrix import Keys, bearer
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, started_bridge, started_server, until
-from tests.service.rpc.test_endings import ask, reason, started
+from tests.service.rpc.test_endings import ask, reason
 
 Status = health_pb2.HealthCheckResponse
 SERVICE = "draftwood.v1.GenerationService"
@@ -50,16 +50,6 @@ async def test_model_info() -> None:
     assert {"none", "trie"} <= {*info.strategies}
 
 
-async def test_health_watch_streams_the_change_at_drain(served: Served) -> None:
-    watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-    assert (await watch.read()).status == Status.SERVING
-    [call] = await started(served)
-    stopping = asyncio.create_task(served.server.stop(grace=5.0))
-    assert (await watch.read()).status == Status.NOT_SERVING
-    call.cancel()
-    await stopping
-
-
 async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
     async with serving(engine_stall_timeout=0.2, drain_grace=5.0) as served:
@@ -79,12 +69,14 @@ async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monk
         await stopping
 
 
-async def test_drain_lets_live_requests_finish_and_admits_none(served: Served) -> None:
+async def test_a_drain_is_told_to_watches_of_health_lets_live_requests_finish_and_admits_none(served: Served) -> None:
+    watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    assert (await watch.read()).status == Status.SERVING
     served.engine.gate.clear()
     live = asyncio.create_task(answer(served.stub.GenerateStream(ask(max_tokens=50))))
     await until(lambda: served.server.bridge.live == 1)
     stopping = asyncio.create_task(served.server.stop(grace=10.0))
-    await asyncio.sleep(0.01)
+    assert (await watch.read()).status == Status.NOT_SERVING
     late = await answer(served.stub.GenerateStream(ask()))
     assert late.status.code() is grpc.StatusCode.UNAVAILABLE
     assert reason(late.status) == "SHUTTING_DOWN"
