@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_memory import Memory, MemoryName
 from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.operations import PurgeArms
-from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
@@ -31,12 +30,8 @@ from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.tenants import Resources
 from draftwood_strategies.drafting import Drafting
 from draftwood_tenants.experiments import arms as counting
-from draftwood_tenants.experiments.arms import target_of
 from draftwood_tenants.experiments.assignment import Split
-from draftwood_tenants.experiments.counts import total
-from draftwood_tenants.experiments.store import EncodedSnapshot, RedisCounts, decode
 from draftwood_tenants.resources import follower
-from draftwood_tenants.resources.redis import ResourceCipher
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
@@ -151,14 +146,10 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
         assert [one.arm for one in await all_asked(two, ids[:10])] == [one.arm for one in first[:10]]  # sent again
         again = sum(unit in inside for unit in ids[:10])
         for served in (one, two):
-            counted = await requests_counted(served, len(inside) + again)
-            assert sum(counted) == len(inside) + again
-        await counts_written(one, len(inside) + again)
-        found = await read(one)
-        assert found.servers == 2
+            assert sum(await requests_counted(served, len(inside) + again)) == len(inside) + again
+        found = await once(partial(read, one), lambda report: report.servers == 2)
         assert [row.arm for row in found.arms] == ["trie", "hybrid"]
         assert len(inside) <= sum(row.units for row in found.arms) <= len(inside) + again  # each server has its own
-        assert sum(row.requests for row in found.arms) == len(inside) + again
         assert "Too early" in found.conclusions[0].text
     async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
@@ -177,21 +168,6 @@ async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     async with serving(**settings) as two:
         assert sum(row.requests for row in (await read(two)).arms) == 3
-
-
-async def counts_written(served: Served, requests: int) -> None:
-    """Waits until the store has so many requests."""
-    client = RedisClient(served.server._settings.store, timeout=1.0)
-    [config] = catalog(served).experiments()
-    stored = partial(RedisCounts(client, ResourceCipher(None)).read, target_of(config), {})
-    arms = len(config.arms)
-
-    def counted(found: Iterable[EncodedSnapshot]) -> bool:
-        counts = total([decode(one.origin, arms, one.data) for one in found], arms)
-        return bool(counts.sums[..., 0].sum() == requests)
-
-    await once(stored, counted)
-    await client.close()
 
 
 async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm(served: Served) -> None:
@@ -317,7 +293,7 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         await asked(served)
         await started(served, tenants=["acme"])
         await all_asked(served, [str(number) for number in range(8)])
-        await counts_written(served, 8)
+        await until(lambda: bool(server.client.keys("dw:{counts:*:values")))
         await until(lambda: len(tags(server, "x%2Ftrie") + tags(server, "x%2Fhybrid") + tags(server, "")) == 3)
         stub = experiments(served)
         conclude = xp.ConcludeExperimentRequest(name=NAME)
