@@ -187,11 +187,15 @@ def test_what_vllm_ends_by_itself() -> None:
     core.write(*b"a", ended="length")
     [output] = stepped(engine)
     assert (output.texts, output.finish) == (["a"], Finish(FinishReason.LENGTH))
-    engine.add(cancelled := sequence())
+
+
+def test_output_after_the_end_is_dropped_and_a_dead_core_ends_the_step() -> None:
+    core = Core()
+    engine, one = engine_over(core), sequence()
+    engine.add(one)
     core.write(*b"a")
-    engine.cancel(cancelled)
+    engine.cancel(one)
     assert stepped(engine) == []
-    engine.add(sequence())
     core.dead = True
     with pytest.raises(EngineStoppedError):
         stepped(engine)
