@@ -39,8 +39,7 @@ sys.exit(status)
 WITHOUT_TORCH = """
 import asyncio, sys
 from draftwood_service import commands
-from draftwood_service.engine.process import EngineProcess
-from draftwood_service.serving import (ServedModel)
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 
 async def start():
