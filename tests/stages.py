@@ -73,7 +73,6 @@ SYSTEM = (
     "tests/service/rpc/test_shaping.py",
     "tests/service/telemetry/test_metrics.py",
     "tests/service/tenants/test_unknown.py",
-    "tests/service/test_any_user.py",
     "tests/service/test_commands.py",
     "tests/service/test_store_faults.py",
     "tests/strategies/device/test_appending.py",

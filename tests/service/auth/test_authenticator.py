@@ -1,4 +1,7 @@
-"""Keys, tokens and certificates side by side: which one counts, when it ends, and what the log says of a refusal."""
+"""Keys, tokens and certificates side by side: which one counts, when it ends, and what the log says of a refusal.
+
+Clients that are known by their certificates, and the port for probes that have none.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import draftwood_client
+from draftwood.v1.generation_pb2 import GetModelInfoRequest
+from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
+from draftwood_client import NO_RETRY, AsyncClient, PermissionDeniedError, TlsConfig, UnavailableError
 from draftwood_service.auth import Role, UnauthenticatedError
 from draftwood_service.auth.auth_file import ApiKeys, KeyEntry, new_key
 from draftwood_service.auth.authenticator import Authenticator, CertificateNames
 from draftwood_service.settings.groups import AuthSettings
+from tests.certificates import make_certificate
 from tests.service.auth.issuer import AUDIENCE, EC_KEY, ISSUER, public_keys, token, write_keys
+from tests.service.fakes import serving
 
 EXPIRES = datetime(2030, 1, 1, tzinfo=UTC)
 CERTIFICATE = CertificateNames(("spiffe://acme/billing",), ("ops.example",))
@@ -121,3 +132,46 @@ def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
             keys.principal(bad, now)
         assert refused.value.cause == said
         assert str(refused.value) == str(UnauthenticatedError(""))
+
+
+SPIFFE = "spiffe://acme.example/billing"
+
+
+async def test_a_certificate_names_its_principal(tmp_path: Path) -> None:
+    server, server_key = make_certificate(tmp_path, "server")
+    clients = {
+        "billing": make_certificate(tmp_path, "billing", SPIFFE),
+        "ops": make_certificate(tmp_path, "ops"),
+        "stranger": make_certificate(tmp_path, "stranger", "spiffe://acme.example/other"),
+    }
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(b"".join(certificate.read_bytes() for certificate, _ in clients.values()))
+    file = tmp_path / "auth.yaml"
+    file.write_text(f"certificates:\n- {{name: '{SPIFFE}', tenant: acme}}\n- {{common_name: ops, role: operator}}\n")
+    tls: dict[str, Any] = {"tls_cert": server, "tls_key": server_key, "tls_client_ca": authorities}
+    async with serving(auth_file=file, health_port=0, **tls) as served:
+        target = f"localhost:{served.server.port}"
+
+        def client_of(name: str) -> AsyncClient:
+            return AsyncClient(target, tls=TlsConfig.from_files(server, *clients[name]), retry=NO_RETRY)
+
+        async with client_of("billing") as billing:
+            assert (await billing.generate("x", max_tokens=2)).tenant == "acme"
+            with pytest.raises(PermissionDeniedError):
+                await billing.generate("x", max_tokens=2, tenant="beta")
+        async with client_of("ops") as ops:
+            assert (await ops.generate("x", max_tokens=2, tenant="beta")).tenant == "beta"
+        async with client_of("stranger") as stranger:
+            with pytest.raises(draftwood_client.UnauthenticatedError, match="the call has no valid credential"):
+                await stranger.model_info()
+        async with AsyncClient(target, tls=TlsConfig.from_files(server), retry=NO_RETRY) as without_certificate:
+            with pytest.raises(UnavailableError):
+                await without_certificate.model_info()
+
+        probe = f"127.0.0.1:{served.server.health_port}"
+        async with grpc.aio.insecure_channel(probe) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await GenerationServiceStub(channel).GetModelInfo(GetModelInfoRequest())
+            assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
