@@ -21,6 +21,8 @@ from tests.service.fakes import FakeEngine, FakeOwnText, answer, serving, until
 
 @dataclass(frozen=True)
 class Operation:
+    """Ends with a value or an error, or not at all."""
+
     value: int = 0
     error: Exception | None = None
     ends: bool = True
