@@ -31,9 +31,10 @@ from tests.service.engine_thread import EngineThread
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
-def sample(max_tokens: int = 1000, strategy_name: str = "trie", tenant: str = "") -> Sample:
-    drafting = Drafting(strategy_name, max_nodes=8)
-    return Sample(Request("r", np.array([1, 2], np.int32), StopParams(max_tokens), drafting=drafting, tenant=tenant))
+def sample(max_tokens: int = 1000, tenant: str = "") -> Sample:
+    prompt, stop = np.array([1, 2], np.int32), StopParams(max_tokens)
+    drafting = Drafting("trie", max_nodes=8)
+    return Sample(Request(request_id="r", prompt=prompt, stop=stop, drafting=drafting, tenant=tenant))
 
 
 def on_thread(

@@ -26,8 +26,8 @@ from tests.service.fakes import FakeEngine
 
 def sequence(tenant: str, written: int) -> Sequence:
     """With two decoding steps, in which 3 of 5 draft tokens were accepted."""
-    prompt = np.arange(10, dtype=np.int32)
-    one = Sequence(Request("r", prompt, StopParams(100), drafting=Drafting("trie", max_nodes=8), tenant=tenant))
+    prompt, stop, drafting = np.arange(10, dtype=np.int32), StopParams(100), Drafting("trie", max_nodes=8)
+    one = Sequence(Request(request_id="r", prompt=prompt, stop=stop, drafting=drafting, tenant=tenant))
     one.output += range(written)
     one.state = SequenceState.RUNNING
     one.stats.first_scheduled_at = 1.0
