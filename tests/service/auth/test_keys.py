@@ -98,7 +98,7 @@ def test_what_people_read(capsys: pytest.CaptureFixture[str], file: Path, monkey
     ("arguments", "problem"),
     [
         (["create"], "tenant: must be set for the role caller"),
-        (["create", "--tenant", "a\n"], "tenant: must be 1 to 128 letters"),
+        (["create", "--tenant", "a\n"], "tenant 'a\\n': must be 1 to 128 letters"),
         (["create", "--tenant", "a", "--role", "admin"], "role admin: must be one of caller, tenant-admin, operator"),
         (["create", "--tenant", "a", "--expires", "soon"], "expires soon: must look like 90d, 12h or 30m"),
         (["list"], "auth_file {file}: cannot be read: No such file or directory"),
