@@ -139,12 +139,16 @@ def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp
 def test_models_are_looked_up_and_not_downloaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hub = {"HF_HOME": str(tmp_path)}
     gguf, html, empty = (tmp_path / name for name in ("m.gguf", "h.gguf", "empty"))
+    kept = tmp_path / "hub" / "models--org--kept" / "snapshots" / "a"
+    kept.mkdir(parents=True)
+    (kept / "config.json").touch()
     gguf.write_bytes(b"GGUF")
     html.write_bytes(b"<htm")
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     for model, found in (
         ("org/name", "org/name, which is downloaded from https://huggingface.co"),
+        ("org/kept", "org/kept of the hub, downloaded before"),
         (gguf, "GGUF file"),
     ):
         assert check(["--port", "0", "--model", str(model)], hub) == 0

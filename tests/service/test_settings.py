@@ -95,6 +95,7 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "cadence": ("--delta-cadence 0.001", "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
     "rounding": ("--delta-rounding 4", "delta_rounding", "1 without a cadence", "--delta-rounding"),
     "a collector without a host": ("--otlp-endpoint http://", "otlp_endpoint", "http://HOST:PORT", "--otlp-endpoint"),
+    "a collector's port": ("--otlp-endpoint http://h:p", "otlp_endpoint", "http://HOST:PORT", "--otlp-endpoint"),
     "one port for both": ("--port 5001 --health-port 5001", "health_port", "each needs its own", "--health-port"),
     "size": ("--store-bytes 1T", "store_bytes", "the suffix K, M or G", "--store-bytes"),
     "tokens for anyone": ("--jwt-jwks x --jwt-issuer i", "jwt_audience", "since jwt_jwks is", ""),

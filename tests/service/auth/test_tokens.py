@@ -76,7 +76,9 @@ async def test_roles_and_claims_by_other_names(source: JwksFile) -> None:
     assert (await verifier.principal(token(roles="operator"), time.time())).tenant is None
 
 
-async def test_a_token_is_remembered_until_it_expires(source: JwksFile, verifier: TokenVerifier) -> None:
+async def test_a_token_is_remembered_until_it_expires_or_too_many_follow(
+    source: JwksFile, verifier: TokenVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = int(time.time())
     one = token(exp=now + 600)
     first = await verifier.principal(one, now)
@@ -86,6 +88,12 @@ async def test_a_token_is_remembered_until_it_expires(source: JwksFile, verifier
     assert await verifier.principal(late, now)
     with pytest.raises(UnauthenticatedError):
         await TokenVerifier(source, rules(jwt_leeway=0)).principal(late, now)
+    monkeypatch.setattr("draftwood_service.auth.tokens._MAX_VERIFIED", 2)
+    used, unused = await verifier.principal(one, now), await verifier.principal(late, now)
+    assert await verifier.principal(one, now) is used
+    await verifier.principal(token(sub="another"), now)
+    assert await verifier.principal(one, now) is used
+    assert await verifier.principal(late, now) is not unused
 
 
 async def test_a_token_that_is_too_long_is_refused_before_it_is_read(verifier: TokenVerifier) -> None:

@@ -31,9 +31,9 @@ from tests.service.engine_thread import EngineThread
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
-def sample(max_tokens: int = 1000, tenant: str = "") -> Sample:
+def sample(max_tokens: int = 1000, tenant: str = "", strategy: str = "trie") -> Sample:
     prompt, stop = np.array([1, 2], np.int32), StopParams(max_tokens)
-    drafting = Drafting("trie", max_nodes=8)
+    drafting = Drafting(strategy, max_nodes=8)
     return Sample(Request(request_id="r", prompt=prompt, stop=stop, drafting=drafting, tenant=tenant))
 
 
@@ -280,6 +280,14 @@ async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
     assert str(unknown) == "Local: here"
     assert isinstance(typed, InvalidValueError)
     assert (typed.field, typed.value, typed.allowed) == ("f", 1, "it must be 2")
+
+
+async def test_an_unknown_strategy_disables_drafting_only() -> None:
+    async with running(FakeEngine()) as bridge:
+        stream, one = bridge.admit(), sample(10, strategy="no such strategy")
+        stream.submit(one)
+        assert len((await drained(stream)).token_ids) == 10
+        assert "no such strategy" in one.stats.drafting_disabled_reason
 
 
 async def test_a_running_request_gets_the_strategy_whose_memory_was_loaded_late() -> None:
