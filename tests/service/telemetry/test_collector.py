@@ -53,15 +53,15 @@ class Collector:
         """A call of one of the three services."""
         match request:
             case ExportTraceServiceRequest():
-                for part in request.resource_spans:
-                    self.resources.append(attributes(part.resource))
-                    self.spans += [span for scope in part.scope_spans for span in scope.spans]
+                for traced in request.resource_spans:
+                    self.resources.append(attributes(traced.resource))
+                    self.spans += [span for scope in traced.scope_spans for span in scope.spans]
             case ExportMetricsServiceRequest():
-                for part in request.resource_metrics:
-                    self.metrics |= {metric.name for scope in part.scope_metrics for metric in scope.metrics}
+                for measured in request.resource_metrics:
+                    self.metrics |= {metric.name for scope in measured.scope_metrics for metric in scope.metrics}
             case ExportLogsServiceRequest():
-                for part in request.resource_logs:
-                    self.logs += [line for scope in part.scope_logs for line in scope.log_records]
+                for logged in request.resource_logs:
+                    self.logs += [line for scope in logged.scope_logs for line in scope.log_records]
 
     def span(self, name: str) -> Any:
         """The only span of this name."""
@@ -82,7 +82,7 @@ def collector() -> Iterator[Collector]:
         ("metrics.v1.MetricsService", ExportMetricsServiceRequest),
         ("logs.v1.LogsService", ExportLogsServiceRequest),
     ):
-        export = grpc.unary_unary_rpc_method_handler(got.export, request.FromString, lambda nothing: b"")
+        export: Any = grpc.unary_unary_rpc_method_handler(got.export, request.FromString, lambda nothing: b"")
         service = grpc.method_handlers_generic_handler(f"opentelemetry.proto.collector.{name}", {"Export": export})
         server.add_generic_rpc_handlers((service,))
     got.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
