@@ -142,7 +142,7 @@ def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is_submi
 
 
 def test_slots_are_shared_out_by_weight() -> None:
-    admission = Admission(2, 6, {"a": 1.0, "b": 3.0}.__getitem__)
+    admission = Admission(2, 6, {"a": 0.5, "b": 1.5}.__getitem__)
     first = [entered(admission, "a") for _ in range(8)]
     for stream in [entered(admission, "b") for _ in range(6)]:
         stream.submit(sample())
