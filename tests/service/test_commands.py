@@ -254,7 +254,7 @@ def test_a_server_of_any_user_answers_and_writes_where_the_documentation_says(tm
         folder.chmod(0o770)
     ready, log, begun = folders["tmp"] / "address", tmp_path / "log", tmp_path / "begun"
     begun.touch()
-    environment = {
+    variables = {
         **os.environ,
         "HOME": str(folders["cache"]),
         "USER": "draftwood",
@@ -270,7 +270,7 @@ def test_a_server_of_any_user_answers_and_writes_where_the_documentation_says(tm
     command += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     command += [sys.executable, "-m", "draftwood_service", *flags]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=tmp_path)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=variables, cwd=tmp_path)
     try:
         with Client(wait_for_address(process, ready, log, 400.0), timeout=60) as client:
             assert client.generate("where is my order?", max_tokens=8).text
