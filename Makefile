@@ -18,7 +18,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF
 # Bytecode is kept, whatever the environment says: to compile all tests takes each process ten seconds.
 PYTEST := $(TEST_ENV) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test measurements callers release-version release-check
+.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants peers clean image-test install-test measurements callers release-version release-check
 
 
 help:  ## List the targets
@@ -270,9 +270,6 @@ $(MUTANTS)/.installed: pyproject.toml
 
 callers: $(STAMP) $(NODE) .venv-peers/callers/.installed  ## Libraries that call OpenAI's API, against the real gateway: a row for each case (JSON=file)
 	$(BIN)/python -m tests.callers $(if $(JSON),--json $(JSON))
-
-stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
-	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32
 
 clean:  ## Remove environments and caches
 	rm -rf .venv .venv-peers .venv-protos build $(addprefix clients/typescript/,node_modules build dist) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

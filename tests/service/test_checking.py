@@ -29,14 +29,9 @@ assert not large, large
 """
 LINKS = {
     "DRAFTWOOD_SERVICE_HOST": "10.0.0.1",
-    "DRAFTWOOD_SERVICE_PORT": "50051",
     "DRAFTWOOD_SERVICE_PORT_GRPC": "50051",
     "DRAFTWOOD_PORT": "tcp://10.0.0.1:50051",
-    "DRAFTWOOD_PORT_50051_TCP": "tcp://10.0.0.1:50051",
     "DRAFTWOOD_PORT_50051_TCP_PROTO": "tcp",
-    "DRAFTWOOD_PORT_50051_TCP_PORT": "50051",
-    "DRAFTWOOD_PORT_50051_TCP_ADDR": "10.0.0.1",
-    "DRAFTWOOD_VALKEY_PORT": "tcp://10.0.0.2:6379",
     "DRAFTWOOD_VALKEY_SERVICE_HOST": "10.0.0.2",
 }
 
@@ -53,7 +48,10 @@ def problems(
 def test_what_would_start_is_said_without_importing_anything_large(tmp_path: Path) -> None:
     tenants = tmp_path / "tenants.yaml"
     tenants.write_text("tenants: [{name: tenants/acme, drafting: {strategy: trie}}]")
+    ready = tmp_path / "ready"
+    ready.write_text("of a server that runs")
     args = ["--check", "--port", "0", "--store", "redis://user:secret@cache.example", "--tenants-file", str(tenants)]
+    args += ["--ready-file", str(ready)]
     done = subprocess.run(
         [sys.executable, "-c", CHECKS, *args], capture_output=True, text=True, timeout=60, check=False
     )
@@ -62,6 +60,7 @@ def test_what_would_start_is_said_without_importing_anything_large(tmp_path: Pat
     assert lines[0] == "model: the bundled demo model"
     assert {"store: server cache.example:6379", "tenants: 1, experiments: 0"} <= {*lines}
     assert "secret" not in done.stdout
+    assert ready.read_text() == "of a server that runs"
 
 
 def test_every_wrong_setting_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -109,7 +108,8 @@ def test_every_wrong_file_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path
         strict=True,
     ):
         assert line.startswith(start)
-    assert key.exists()
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key), "--tls-client-ca", str(wrong))
+    assert problems(capsys, *tls) == [f"--tls-client-ca {wrong}: has no PEM certificate"]
 
 
 def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -128,16 +128,8 @@ def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp
         assert no_model == "--draft-model /no/such: no such folder; give a folder or a hub id such as org/name"
         assert no_head.startswith("--tenants-file")
         assert no_head.endswith("head is there if `draftwood serve` has --draft-head")
-        before_fetching = [
-            "--port",
-            "0",
-            "--check=without-model",
-            "--draft-head",
-            "/models/h",
-            "--draft-model",
-            "/models/m",
-        ]
-        assert check([*before_fetching, *given[:2]], {}) == 0
+        before_fetching = ["--check=without-model", "--draft-head", "/models/h", "--draft-model", "/models/m"]
+        assert check(["--port", "0", *before_fetching, *given[:2]], {}) == 0
         assert serve(["--port", "0", "--draft-model", "/no/such"]) == 1
         assert capsys.readouterr().err == f"draftwood serve: {no_model}\n"
     finally:
@@ -145,32 +137,31 @@ def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_models_are_looked_up_and_not_downloaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def first(model: object, **variables: str) -> str:
-        environ = {"HF_HOME": str(tmp_path), **variables}
-        assert check(["--port", "0", "--model", str(model)], environ) == 0
-        return capsys.readouterr().out.splitlines()[0]
-
-    assert first("org/name") == "model: org/name, which is downloaded from https://huggingface.co"
-    offline = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    [line] = problems(capsys, "--model", "org/name", environ=offline)
-    assert line == "model 'org/name': it was not downloaded before, and HF_HUB_OFFLINE forbids to ask the hub"
-    kept = tmp_path / "hub" / "models--org--name" / "snapshots" / "a"
+    hub = {"HF_HOME": str(tmp_path)}
+    gguf, html, empty = (tmp_path / name for name in ("m.gguf", "h.gguf", "empty"))
+    kept = tmp_path / "hub" / "models--org--kept" / "snapshots" / "a"
     kept.mkdir(parents=True)
     (kept / "config.json").touch()
-    assert first("org/name", HF_HUB_OFFLINE="1") == "model: org/name of the hub, downloaded before"
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert first(tmp_path / "m.gguf") == f"model: GGUF file {tmp_path / 'm.gguf'}"
-    (tmp_path / "m.gguf").write_bytes(b"<htm")
-    assert "is not a GGUF file" in problems(capsys, "--model", str(tmp_path / "m.gguf"))[0]
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.json").write_text("{}")
-    assert "has no weights" in problems(capsys, "--model", str(tmp_path / "empty"))[0]
-
-
-def test_a_model_that_something_else_brings_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert problems(capsys, "--check", "--model", "/models/later") == [
-        "model '/models/later': no such folder; give a folder or a hub id such as org/name"
-    ]
+    gguf.write_bytes(b"GGUF")
+    html.write_bytes(b"<htm")
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    for model, found in (
+        ("org/name", "org/name, which is downloaded from https://huggingface.co"),
+        ("org/kept", "org/kept of the hub, downloaded before"),
+        (gguf, "GGUF file"),
+    ):
+        assert check(["--port", "0", "--model", str(model)], hub) == 0
+        assert capsys.readouterr().out.startswith(f"model: {found}")
+    for model, problem in (
+        ("org/name", "it was not downloaded before, and HF_HUB_OFFLINE forbids to ask the hub"),
+        (html, "is not a GGUF file"),
+        (empty, "has no weights"),
+        ("/models/later", "no such folder; give a folder or a hub id such as org/name"),
+    ):
+        [line] = problems(capsys, "--model", str(model), environ=hub | {"HF_HUB_OFFLINE": "1"})
+        assert line.startswith(f"model '{model}': ")
+        assert problem in line
     assert serve(["--check=without-model", "--model", "/models/later", "--port", "0"]) == 0
     assert "model" not in capsys.readouterr().out
 
@@ -183,13 +174,6 @@ def test_a_model_in_s3_is_served_from_a_folder(model: str, capsys: pytest.Captur
     assert said in capsys.readouterr().err
     with pytest.raises(ModelNotFoundError, match="is downloaded by"):
         resolve(model, None, {})
-
-
-def test_a_ready_file_stays(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    ready.write_text("127.0.0.1:1\n")
-    assert check(["--port", "0", "--ready-file", str(ready)], {}) == 0
-    assert ready.read_text() == "127.0.0.1:1\n"
 
 
 def test_variables_of_service_links_are_no_settings(capsys: pytest.CaptureFixture[str]) -> None:

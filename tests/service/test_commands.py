@@ -1,15 +1,18 @@
-"""`draftwood serve` as a process: its messages when it cannot serve, and how signals end it."""
+"""`draftwood serve` as a process: its messages when it cannot serve, how signals end it, and a user that a cluster
+chose: one without a name, of group 0, that may write to three folders alone.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from ctypes.util import find_library
-from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -18,6 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood_benchmarks.harness.servers import wait_for_address
+from draftwood_client import Client
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.starting import require_writable
 
@@ -37,20 +42,10 @@ sys.exit(status)
 """
 
 
-FAILS_EARLY = """
-import sys
-from draftwood_service import commands
-assert commands.serve(sys.argv[1:]) == 1
-large = {"torch", "transformers", "grpc", "numba", "numpy"} & sys.modules.keys()
-assert not large, large
-"""
-
-
 WITHOUT_TORCH = """
 import asyncio, sys
 from draftwood_service import commands
-from draftwood_service.engine.process import EngineProcess
-from draftwood_service.serving import (ServedModel)
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 
 async def start():
@@ -87,26 +82,6 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
 
 
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_an_engine_that_is_not_installed_is_named_with_what_installs_it() -> None:
-    done = run("--engine", "vllm", "--port", "0")
-    assert done.returncode == 1
-    assert done.stderr.startswith("draftwood serve: --engine vllm needs pip install 'draftwood[vllm]'")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_model_of_a_hub_that_is_out_of_reach_is_named_at_once(tmp_path: Path) -> None:
-    """The hub's client retries each of its files for a minute, in both processes."""
-    given = environment() | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "draftwood_service", "--model", "nobody/nothing", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=given, check=False)
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith(
-        "draftwood serve: model 'nobody/nothing': it was not downloaded before, and http://127.0.0.1:9"
-    )
-
-
 class Process:
     """The fake service in a process of its own."""
 
@@ -124,12 +99,6 @@ class Process:
         """Exit status and log."""
         _, log = self.process.communicate(timeout=20)
         return self.process.returncode, log
-
-
-def wait_for_drain(channel: grpc.Channel) -> None:
-    for status in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10):
-        if status.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-            break
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -154,8 +123,9 @@ def test_a_second_interrupt_exits_at_once(tmp_path: Path) -> None:
         request = pb.GenerateRequest(text="hello", stop=pb.StopOptions(max_tokens=4000))
         call = pb_grpc.GenerationServiceStub(channel).GenerateStream(request)
         next(call)
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
         service.process.send_signal(signal.SIGINT)
-        wait_for_drain(channel)
+        next(one for one in health if one.status == health_pb2.HealthCheckResponse.NOT_SERVING)
         service.process.send_signal(signal.SIGINT)
         status, _ = service.ends()
     assert status == 130
@@ -168,64 +138,54 @@ def test_a_bad_setting_is_one_line_and_status_two() -> None:
     assert result.stderr == "draftwood serve: --port many: must be an integer\n"
 
 
-def test_help_needs_no_model() -> None:
-    result = run("--help")
-    assert result.returncode == 0
-    assert "--max-draft-nodes" in result.stdout
-    assert result.stderr == ""
+FAILS_EARLY = """
+import sys
+from draftwood_service import commands
+assert commands.serve(sys.argv[1:]) == 1
+large = {"torch", "transformers", "grpc", "numba", "numpy"} & sys.modules.keys()
+assert not large, large
+"""
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--port", "{taken}"], "--port {taken}: address already in use"),
-        (["--port", "0", "--health-port", "{taken}"], "--health-port {taken}: address already in use"),
+        ("--port {taken}", "--port {taken}: address already in use"),
+        ("--health-port {taken}", "--health-port {taken}: address already in use"),
         (
-            ["--port", "0", "--store", "embedded", "--store-folder", f"{__file__}/x"],
-            f"--store-folder {__file__}/x: {__file__} is a file; give a folder, which is made if it is missing",
+            "--store embedded --store-folder {file}/x",
+            "--store-folder {file}/x: {file} is a file; give a folder, which is made if it is missing",
         ),
         (
-            ["--port", "0", "--store", "embedded", "--store-folder", "/proc/x"],
+            "--store embedded --store-folder /proc/x",
             "--store-folder /proc/x: cannot be made or used: no such file or directory; give a folder that this user",
         ),
-        (["--port", "0", "--store-keys", "k"], "--store-keys: key 1 has no id of 1 to 32 bytes, or no value; give"),
-        (["--port", "0", "--store-key-file", __file__], "--store-key-file: key 1 has no id"),
+        ("--store-key-file {file}", "--store-key-file: key 1 has no id of 1 to 32 bytes, or no value; give"),
+        ("--store rediss://x --store-tls-ca {file}", "--store-tls-ca {file}: has no PEM certificate"),
         (
-            ["--port", "0", "--store", "rediss://x", "--store-tls-ca", __file__],
-            f"--store-tls-ca {__file__}: has no PEM certificate",
+            "--store rediss://x --store-tls-cert {file} --store-tls-key {file}",
+            "--store-tls-cert {file}: is no PEM certificate, or {file} is not its private key",
         ),
-        (
-            ["--port", "0", "--store", "rediss://x", "--store-tls-cert", __file__, "--store-tls-key", __file__],
-            f"--store-tls-cert {__file__}: is no PEM certificate, or {__file__} is not its private key",
-        ),
-        (
-            ["--port", "0", "--ready-file", "/no/such/folder/ready"],
-            "--ready-file /no/such/folder/ready: cannot be written: no such file or directory",
-        ),
-        (
-            ["--port", "0", "--model", "/no/such/model"],
-            "model '/no/such/model': no such folder; give a folder or a hub id",
-        ),
-        (["--port", "0", "--model", __file__], f"model {__file__!r}: is not a GGUF file (it begins with"),
-        (["--port", "0", "--model", "no-such.gguf"], "model 'no-such.gguf': no such file"),
+        ("--compiled-functions {file}", "--compiled-functions {file}: needs the environment variable NUMBA_CACHE_DIR"),
+        ("--ready-file /no/ready", "--ready-file /no/ready: cannot be written: no such file or directory"),
+        ("--model {file}", "model '{file}': is not a GGUF file (it begins with"),
         pytest.param(
-            ["--port", "0", "--device", "cuda"],
-            "",
+            "--device cuda",
+            "--device: 'cuda' is not allowed; this machine has no GPU driver",
             marks=pytest.mark.skipif(find_library("cuda") is not None, reason="this machine has a driver"),
         ),
     ],
 )
-def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_imported(
-    flags: list[str], problem: str
-) -> None:
+def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_imported(flags: str, problem: str) -> None:
+    """`draftwood serve --check` has the same checks, and tests of what each finds."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        given = [flag.replace("{taken}", port) for flag in flags]
-        command = [sys.executable, "-c", FAILS_EARLY, *given]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+        names = {"taken": taken.getsockname()[1], "file": __file__}
+        command = [sys.executable, "-c", FAILS_EARLY, "--port", "0", *flags.format(**names).split()]
+        given = environment() | {"NUMBA_CACHE_DIR": ""}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=given, check=False)
     assert result.returncode == 0, result.stderr
     [line] = result.stderr.splitlines()
-    assert line.startswith("draftwood serve: " + problem.replace("{taken}", port))
+    assert line.startswith("draftwood serve: " + problem.format(**names))
 
 
 @pytest.mark.parametrize("program", [WITHOUT_TORCH, OPTIONS_WITHOUT_NUMBA], ids=["service", "options"])
@@ -249,39 +209,75 @@ def test_compiled_functions_are_copied_to_where_numba_looks_for_them(
     assert (target / "strategies_1/f.nbi").read_bytes() == b"compiled"
 
 
-@pytest.mark.parametrize(
-    ("variable", "problem"),
-    [("", "needs the environment variable NUMBA_CACHE_DIR"), ("{folder}/x", "cannot be copied to")],
-)
-def test_compiled_functions_that_cannot_be_copied_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, problem: str
+def test_an_earlier_ready_file_is_removed_and_nobody_sees_one_too_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", variable.format(folder=tmp_path))
-    result = run("--port", "0", "--compiled-functions", str(tmp_path / "absent"))
-    assert result.returncode == 1
-    assert result.stderr.count("\n") == 1
-    assert "compiled_functions" in result.stderr
-    assert problem in result.stderr
-
-
-def test_a_ready_file_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
+    """Only whole files are renamed to it."""
+    renamed: list[Path] = []
+    monkeypatch.setattr(Path, "replace", lambda part, target: renamed.append(part))
     ready = tmp_path / "ready"
-    ready.write_text("127.0.0.1:1\n")
     require_writable("ready_file", ready)
-    assert [*tmp_path.iterdir()] == []
+    ready.write_text("of an earlier service")
+    require_writable("ready_file", ready)
+    assert [*tmp_path.iterdir()] == renamed == []
     with pytest.raises(InvalidValueError, match=r"ready_file .*: cannot be written: is a directory"):
         require_writable("ready_file", tmp_path)
     assert not tmp_path.with_name(tmp_path.name + ".part").exists()
 
 
-def test_nobody_sees_a_ready_file_before_the_service_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only whole files are renamed to it."""
-    renamed: list[str] = []
-    monkeypatch.setattr(Path, "replace", lambda part, target: renamed.append(f"{part} {target}"))
-    ready = tmp_path / "address"
-    require_writable("ready_file", ready)
-    assert [*tmp_path.iterdir()] == []
-    ready.write_text("of an earlier service")
-    require_writable("ready_file", ready)
-    assert [*tmp_path.iterdir()] == []
-    assert renamed == []
+USER = 1_000_650_000
+"""As OpenShift chooses them."""
+
+
+def written(folder: Path, after: Path) -> set[Path]:
+    """Files of that user, newer than `after`, in a folder or below it, which others may remove meanwhile."""
+    command = ["find", str(folder), "-xdev", "-uid", str(USER), "-type", "f", "-newer", str(after)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {Path(line) for line in listed.stdout.splitlines()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv, to become another user",
+)
+@pytest.mark.timeout(300)
+def test_a_server_of_any_user_answers_and_writes_where_the_documentation_says(tmp_path: Path) -> None:
+    """docs/image.md: /tmp, the cache and the store's folder. Nothing else could be written to."""
+    for one in (tmp_path, *tmp_path.parents):
+        if Path(tempfile.gettempdir()) in one.parents:
+            one.chmod(0o755)
+    folders = {name: tmp_path / name for name in ("cache", "store", "tmp")}
+    for folder in folders.values():
+        folder.mkdir()
+        os.chown(folder, 10001, 0)
+        folder.chmod(0o770)
+    ready, log, begun = folders["tmp"] / "address", tmp_path / "log", tmp_path / "begun"
+    begun.touch()
+    variables = {
+        **os.environ,
+        "HOME": str(folders["cache"]),
+        "USER": "draftwood",
+        "XDG_CACHE_HOME": str(folders["cache"]),
+        "NUMBA_CACHE_DIR": str(folders["tmp"] / "draftwood-compiled"),
+        "TMPDIR": str(folders["tmp"]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--metrics-port", "0"]
+    flags += ["--store", "embedded", "--store-folder", str(folders["store"] / "valkey")]
+    # Reading is allowed everywhere, since the interpreter of a test may be in root's folders.
+    command = ["setpriv", "--reuid", str(USER), "--regid", "0", "--clear-groups"]
+    command += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    command += [sys.executable, "-m", "draftwood_service", *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=variables, cwd=tmp_path)
+    try:
+        with Client(wait_for_address(process, ready, log, 400.0), timeout=60) as client:
+            assert client.generate("where is my order?", max_tokens=8).text
+        elsewhere = {path for place in ("/tmp", "/dev/shm", "/var/tmp") for path in written(Path(place), begun)}
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+    used = {name for name, folder in folders.items() if written(folder, begun)}
+    assert {"cache", "store"} <= used
+    assert not [path for path in elsewhere if tmp_path not in path.parents and path.parent != Path("/dev/shm")]

@@ -15,19 +15,21 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.auth import Role
 from draftwood_service.engine import reports as reporter
 from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings
 from tests.certificates import make_certificate
+from tests.service.auth.test_matrix import Keys, bearer
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, started_bridge, started_server, until
-from tests.service.rpc.test_endings import ask, reason, started
+from tests.service.rpc.test_endings import ask, reason
 
 Status = health_pb2.HealthCheckResponse
 SERVICE = "draftwood.v1.GenerationService"
 
 
-async def test_tokenize_and_back(served: Served) -> None:
+async def test_tokenize_and_back_and_long_texts_beside_the_event_loop(served: Served) -> None:
     tokens = await served.stub.Tokenize(pb.TokenizeRequest(text="hé"))
     assert list(tokens.token_ids) == [104, 0xC3, 0xA9]
     assert list(tokens.tokens) == ["h", "\ufffd", "\ufffd"]
@@ -35,40 +37,17 @@ async def test_tokenize_and_back(served: Served) -> None:
     assert text.text == "hé"
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content=[pb.ContentPart(text="x")])])
     assert bytes((await served.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids) == b"<user>x"
-
-
-async def test_long_texts_do_not_block_the_event_loop(served: Served) -> None:
-    tokenizer = served.model.tokenizer
-    response = await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 9000))
-    assert len(response.tokens) == 9000
-    await served.stub.Tokenize(pb.TokenizeRequest(text="short"))
-    assert tokenizer.encoded_on[0] != "MainThread"
-    assert tokenizer.encoded_on[1] == "MainThread"
+    assert len((await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 9000))).tokens) == 9000
+    assert [thread == "MainThread" for thread in served.model.tokenizer.encoded_on] == [True, True, False]
 
 
 async def test_model_info() -> None:
     async with serving(max_waiting=7, max_draft_nodes=5) as served:
         info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert (info.model, info.vocab_size, info.max_context_tokens) == ("fake", 256, 4096)
-        assert (info.max_running_requests, info.max_waiting_requests, info.max_draft_nodes) == (4, 7, 5)
-        assert {"none", "trie"} <= set(info.strategies)
-        assert info.default_strategy == "hybrid"
-        assert (info.runner, info.dtype, info.weights) == ("torch", "float32", "float32")
-        assert info.server_version
-
-
-async def test_health_watch_streams_the_change_at_drain(served: Served) -> None:
-    health = health_pb2_grpc.HealthStub(served.channel)
-    for name in ("", SERVICE):
-        checked = await health.Check(health_pb2.HealthCheckRequest(service=name))
-        assert checked.status == Status.SERVING
-    watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-    assert (await watch.read()).status == Status.SERVING
-    [call] = await started(served)
-    stopping = asyncio.create_task(served.server.stop(grace=5.0))
-    assert (await watch.read()).status == Status.NOT_SERVING
-    call.cancel()
-    await stopping
+    assert (info.model, info.vocab_size, info.max_context_tokens) == ("fake", 256, 4096)
+    assert (info.max_running_requests, info.max_waiting_requests, info.max_draft_nodes) == (4, 7, 5)
+    assert (info.runner, info.dtype, info.weights, info.default_strategy) == ("torch", "float32", "float32", "hybrid")
+    assert {"none", "trie"} <= {*info.strategies}
 
 
 async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,20 +69,14 @@ async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monk
         await stopping
 
 
-async def test_health_watch_streams_the_death_of_the_engine(served: Served) -> None:
-    watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
+async def test_a_drain_is_told_to_watches_of_health_lets_live_requests_finish_and_admits_none(served: Served) -> None:
+    watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
     assert (await watch.read()).status == Status.SERVING
-    served.engine.step_error = RuntimeError("dead")
-    await answer(served.stub.GenerateStream(ask()))
-    assert (await watch.read()).status == Status.NOT_SERVING
-
-
-async def test_drain_lets_live_requests_finish_and_admits_none(served: Served) -> None:
     served.engine.gate.clear()
     live = asyncio.create_task(answer(served.stub.GenerateStream(ask(max_tokens=50))))
     await until(lambda: served.server.bridge.live == 1)
     stopping = asyncio.create_task(served.server.stop(grace=10.0))
-    await asyncio.sleep(0.01)
+    assert (await watch.read()).status == Status.NOT_SERVING
     late = await answer(served.stub.GenerateStream(ask()))
     assert late.status.code() is grpc.StatusCode.UNAVAILABLE
     assert reason(late.status) == "SHUTTING_DOWN"
@@ -138,8 +111,10 @@ async def test_a_drain_closes_the_port_first_and_waits_for_an_import(served: Ser
     await stopping
 
 
-async def test_calls_are_answered_while_the_model_is_loaded() -> None:
-    settings = Settings(port=0, max_running=4)
+async def test_calls_are_answered_and_need_a_key_while_the_model_is_loaded(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "auth.yaml")
+    caller = bearer(keys.of_role[Role.CALLER])
+    settings = Settings(port=0, max_running=4, auth_file=keys.path)
     bound, engine, model = BoundServer(settings), FakeEngine(), FakeModel()
     await bound.start()
     async with grpc.aio.insecure_channel(bound.address) as channel:
@@ -147,15 +122,17 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
         for service in SERVICES:
             checked = await health.Check(health_pb2.HealthCheckRequest(service=service.full_name))
             assert checked.status == Status.NOT_SERVING
-        early = await answer(stub.GenerateStream(ask()))
+        assert reason((await answer(stub.GenerateStream(ask()))).status) == "UNAUTHENTICATED"
+        early = await answer(stub.GenerateStream(ask(), metadata=caller))
         assert early.status.code() is grpc.StatusCode.UNAVAILABLE
         assert reason(early.status) == "LOADING"
         with pytest.raises(grpc.aio.AioRpcError, match="the server is loading its model"):
-            await stub.GetModelInfo(pb.GetModelInfoRequest())
+            await stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=caller)
         server = RunningServer(bound, model, await started_bridge(settings, model, lambda: engine))
         await server.start()
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.SERVING
-        assert (await answer(stub.GenerateStream(ask(max_tokens=4)))).finished.usage.completion_tokens == 4
+        loaded = await answer(stub.GenerateStream(ask(max_tokens=4), metadata=caller))
+        assert loaded.finished.usage.completion_tokens == 4
     await server.stop()
 
 
@@ -175,19 +152,13 @@ async def test_a_drain_refuses_at_once_what_waits_and_would_not_end_in_time(
     await stopping
 
 
-async def test_two_servers_never_share_a_port(served: Served) -> None:
-    with pytest.raises(InvalidValueError, match=r"^port \d+: address already in use$") as error:
-        BoundServer(Settings(port=served.server.port))
-    assert (error.value.field, error.value.value) == ("port", served.server.port)
-
-
-@pytest.mark.parametrize(
-    ("host", "problem"), [("203.0.113.1", "cannot assign requested address$"), ("no.such.host.invalid", r".*name")]
-)
-async def test_hosts_that_are_not_ours_or_do_not_resolve(host: str, problem: str) -> None:
-    with pytest.raises(InvalidValueError, match=rf"^host {host}: {problem}") as error:
-        BoundServer(Settings(host=host, port=0, auth="open"))
-    assert error.value.field == "host"
+async def test_addresses_that_are_taken_not_ours_or_not_resolved(served: Served) -> None:
+    taken = Settings(port=served.server.port)
+    with pytest.raises(InvalidValueError, match=rf"^port {taken.port}: address already in use$"):
+        BoundServer(taken)
+    for host, problem in (("203.0.113.1", "cannot assign requested address$"), ("no.such.host.invalid", ".*name")):
+        with pytest.raises(InvalidValueError, match=rf"^host {host}: {problem}"):
+            BoundServer(Settings(host=host, port=0, auth="open"))
 
 
 async def test_engine_that_cannot_be_made() -> None:
@@ -198,36 +169,22 @@ async def test_engine_that_cannot_be_made() -> None:
         await started_server(Settings(port=0), FakeModel(), fail)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    return make_certificate(tmp_path, "one")
+async def test_tls_follows_a_renewed_certificate(tmp_path: Path) -> None:
+    async def asked(certificate: bytes) -> str:
+        credentials = grpc.ssl_channel_credentials(certificate)
+        async with grpc.aio.secure_channel(f"localhost:{served.server.port}", credentials) as channel:
+            stub = pb_grpc.GenerationServiceStub(channel)
+            return (await stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5.0)).model
 
-
-async def ask_over_tls(port: int, credentials: grpc.ChannelCredentials) -> str:
-    async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
-        stub = pb_grpc.GenerationServiceStub(channel)
-        return (await stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5.0)).model
-
-
-async def test_tls_follows_a_renewed_certificate(certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
+    cert, key = make_certificate(tmp_path, "one")
     async with serving(tls_cert=cert, tls_key=key) as served:
-        old = grpc.ssl_channel_credentials(cert.read_bytes())
-        assert await ask_over_tls(served.server.port, old) == "fake"
-        renewed = make_certificate(cert.parent, "two")
+        old = cert.read_bytes()
+        assert await asked(old) == "fake"
+        renewed = make_certificate(tmp_path, "two")
         await asyncio.sleep(0.01)
         renewed[1].replace(key)
         renewed[0].replace(cert)
-        assert await ask_over_tls(served.server.port, grpc.ssl_channel_credentials(cert.read_bytes())) == "fake"
+        assert await asked(cert.read_bytes()) == "fake"
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await ask_over_tls(served.server.port, old)
+            await asked(old)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_client_certificates_are_demanded(certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
-    async with serving(tls_cert=cert, tls_key=key, tls_client_ca=cert) as served:
-        known = grpc.ssl_channel_credentials(cert.read_bytes(), key.read_bytes(), cert.read_bytes())
-        assert await ask_over_tls(served.server.port, known) == "fake"
-        with pytest.raises(grpc.aio.AioRpcError):
-            await ask_over_tls(served.server.port, grpc.ssl_channel_credentials(cert.read_bytes()))

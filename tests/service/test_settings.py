@@ -32,41 +32,22 @@ def error_of(args: list[str], environ: dict[str, str] | None = None) -> Settings
     return error.value
 
 
-@pytest.fixture
-def yaml_file(tmp_path: Path) -> Path:
-    path = tmp_path / "settings.yaml"
-    path.write_text("port: 1001\nmax_running: 11\nmodel: from-yaml\nthreads: null\n")
-    return path
-
-
-def test_flags_win_over_environment_over_yaml_over_defaults(yaml_file: Path) -> None:
+def test_flags_win_over_environment_over_yaml_over_defaults(tmp_path: Path) -> None:
+    yaml_file = tmp_path / "settings.yaml"
+    yaml_file.write_text("port: 1001\nmax_running: 11\nmodel: from-yaml\nthreads: null\n")
     environ = {"DRAFTWOOD_PORT": "1002", "DRAFTWOOD_MAX_RUNNING": "12", "DRAFTWOOD_HOST": "", "HOME": "/"}
     settings = read_settings(["--config", str(yaml_file), "--port", "1003"], environ)
     assert (settings.port, settings.max_running, settings.model) == (1003, 12, "from-yaml")
     assert (settings.threads, settings.host) == (None, Settings().host)
-
-
-def test_config_file_from_the_environment(yaml_file: Path) -> None:
     assert read_settings([], {"DRAFTWOOD_CONFIG": str(yaml_file)}).port == 1001
-    assert read_settings(["--config", str(yaml_file)], {"DRAFTWOOD_CONFIG": "/nowhere"}).port == 1001
 
 
-@pytest.mark.parametrize(
-    ("name", "in_yaml", "in_text", "value"),
-    [
-        ("tenant_weights", "{acme: 2, 'a=b': 0.5}", "acme=2, a=b=0.5", {"acme": 2.0, "a=b": 0.5}),
-        ("weights", "int8", "int8", "int8"),
-        ("device", "cuda:1", "cuda:1", "cuda:1"),
-    ],
-)
-def test_values_that_are_no_plain_numbers_come_from_any_source(
-    name: str, in_yaml: str, in_text: str, value: object, tmp_path: Path
-) -> None:
-    path = tmp_path / "settings.yaml"
-    path.write_text(f"{name}: {in_yaml}\n")
-    variables = {ENV_PREFIX + name.upper(): in_text}
-    for args, environ in ((["--config", str(path)], {}), ([flag(name), in_text], {}), ([], variables)):
-        assert getattr(read_settings(args, environ), name) == value
+def test_a_mapping_comes_from_any_source(tmp_path: Path) -> None:
+    path, text = tmp_path / "settings.yaml", "acme=2, a=b=0.5"
+    path.write_text("tenant_weights: {acme: 2, 'a=b': 0.5}\n")
+    flags, variables = ["--tenant-weights", text], {"DRAFTWOOD_TENANT_WEIGHTS": text}
+    for args, environ in ((["--config", str(path)], {}), (flags, {}), ([], variables)):
+        assert read_settings(args, environ).tenant_weights == {"acme": 2.0, "a=b": 0.5}
 
 
 def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
@@ -92,11 +73,9 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "flag with an equals sign": ("--port=many", "port", "an integer", "--port"),
     "environment": ("DRAFTWOOD_MAX_RUNNING=0", "max_running", "at least 1", "MAX_RUNNING"),
     "device": ("--device gpu", "device", "auto, cpu, cuda or cuda:N", "--device"),
-    "quantized": ("--weights int2", "weights", "'as-is', 'int8' or 'int4'", "--weights"),
     "quantized by torch": ("--weights int8 --runner torch", "weights", "needs runner openvino", "--weights"),
     "exact by OpenVINO": ("--exact true --runner openvino", "exact", "use runner torch", "--exact"),
     "choice": ("--dtype int8", "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
-    "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
     "a strategy without its head": ("--strategy head", "strategy", "trie; head is there if `draftwood", "--strategy"),
     "a strategy without its model": ("--strategy draft_model", "strategy", "has --draft-model", "--strategy"),
     "a head for two GPUs": ("--draft-head h --tensor-parallel 2", "draft_head", "needs 1", "--draft-head"),
@@ -104,45 +83,25 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "a model for vLLM": ("--draft-model m --engine vllm", "draft_model", "is not a setting of engine", "--draft-model"),
     "a head for vLLM": ("--draft-head h --engine vllm", "draft_head", "is not a setting of engine", "--draft-head"),
     "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
-    "unknown flag": ("--max-runing 4", "--max-runing", "did you mean --max-running?", "command line"),
     "a flag like no other": ("--listen 1.2.3.4", "--listen", "see draftwood serve --help", "command line"),
-    "stray argument": ("model", "model", "no such flag", "command line"),
     "flag without a value": ("--port", "arguments", "see draftwood serve --help", "command line"),
-    "unknown variable": ("DRAFTWOOD_PROT=1", "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
     "timeouts": ("--max-timeout 5", "default_timeout", "at most max_timeout = 5", ""),
-    "key without certificate": ("--tls-key k.pem", "tls_cert", "since tls_key is", ""),
     "clients' authorities alone": ("--tls-client-ca a.pem", "tls_cert", "since tls_client_ca is", ""),
-    "missing certificate": ("--tls-cert /no --tls-key /no", "tls_cert", "no such file", "--tls-cert"),
     "both kinds of keys": ("--store-keys a --store-key-file b", "store_key_file", "store_keys", "--store"),
     "weights": ("--tenant-weights acme", "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
     "weight": ("--tenant-weights acme=x", "tenant_weights", "a number", "--tenant-weights"),
-    "no weight": ("--tenant-weights acme=0", "tenant_weights['acme']", "above 0", "--tenant-weights"),
-    "open to the network": ("--host 0.0.0.0", "host", "draftwood key create", "--host"),
     "open with keys": ("--auth open --auth-file x", "auth", "combined with auth_file", "--auth"),
-    "open with tokens": (
-        f"--auth open --jwt-jwks x {JWT}",
-        "auth",
-        "combined with jwt_jwks",
-        "--auth",
-    ),
+    "open with tokens": (f"--auth open --jwt-jwks x {JWT}", "auth", "combined with jwt_jwks", "--auth"),
     "cadence": ("--delta-cadence 0.001", "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
     "rounding": ("--delta-rounding 4", "delta_rounding", "1 without a cadence", "--delta-rounding"),
-    "padding": ("DRAFTWOOD_DELTA_PADDING=128K", "delta_padding", "from 0 to 65536 bytes", "DELTA_PADDING"),
     "a collector without a host": ("--otlp-endpoint http://", "otlp_endpoint", "http://HOST:PORT", "--otlp-endpoint"),
     "a collector's port": ("--otlp-endpoint http://h:p", "otlp_endpoint", "http://HOST:PORT", "--otlp-endpoint"),
     "one port for both": ("--port 5001 --health-port 5001", "health_port", "each needs its own", "--health-port"),
     "size": ("--store-bytes 1T", "store_bytes", "the suffix K, M or G", "--store-bytes"),
-    "no file of keys": ("--auth-file /no", "auth_file", "no such file", "--auth-file"),
     "tokens for anyone": ("--jwt-jwks x --jwt-issuer i", "jwt_audience", "since jwt_jwks is", ""),
     "audience without keys": ("--jwt-audience a", "jwt_jwks", "must be set", ""),
-    "keys in clear text": (
-        f"--jwt-jwks http://x/jwks {JWT}",
-        "jwt_jwks",
-        "https URL",
-        "--jwt-jwks",
-    ),
+    "keys in clear text": (f"--jwt-jwks http://x/jwks {JWT}", "jwt_jwks", "https URL", "--jwt-jwks"),
     "symmetric signatures": ("--jwt-algorithms RS256,HS256", "jwt_algorithms", "'EdDSA'", "--jwt-algorithms"),
-    "no signatures": ("--jwt-algorithms none", "jwt_algorithms", "'RS256'", "--jwt-algorithms"),
     "missing file": ("--config /no/such.yaml", "config", "no such file", ""),
 }
 
@@ -163,7 +122,6 @@ def test_strategies_are_known_by_the_models_that_are_to_be_loaded(tmp_path: Path
     for flags, strategies in (
         ("", []),
         ("--draft-head none --draft-model m --strategy draft_model", ["draft_model"]),
-        ("--draft-head h --draft-model m --strategy head", ["head", "draft_model"]),
         ("--model m.gguf --strategy head", ["head"]),  # whose model it is, is known once it is read
         ("--model m.gguf --runner torch", ["head"]),
         ("--engine vllm --draft-head none", []),
@@ -203,7 +161,6 @@ def test_refused_in_yaml(name: str, tmp_path: Path) -> None:
         ([], {"DRAFTWOOD_TLS_CERT": "c"}, "", "DRAFTWOOD_TLS_KEY: must be set, since DRAFTWOOD_TLS_CERT is set"),
         ([], {}, "tls_cert: c", "tls_key: must be set, since tls_cert is set (from {file})"),
         (["--auth-file", "/no"], {}, "", "--auth-file /no: no such file"),
-        (["--max-running", "0"], {"DRAFTWOOD_PORT": "1"}, "", "--max-running: 0 is not allowed; it must be at least 1"),
         ([], {}, "max_running: 0", "max_running: 0 is not allowed; it must be at least 1 (from {file})"),
         (["--tenant-weights", "a=0"], {}, "", "--tenant-weights['a']: 0.0 is not allowed; it must be above 0"),
         (
@@ -253,10 +210,7 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
     [
         (["--exact", "true"], "--exact True: is not a setting of engine vllm: vLLM has no exact mode"),
         (["--runner", "torch"], "--runner torch: is not a setting of engine vllm"),
-        (["--weights", "int8"], "--weights int8: is not a setting of engine vllm"),
-        (["--own-text-tokens", "9"], "--own-text-tokens 9: is not a setting of engine vllm"),
         (["--engine-args", '{"max_num_seqs": 3}'], "--engine-args[max_num_seqs]: is set by --max-running"),
-        (["--engine-args", "[1]"], "--engine-args [1]: must be a JSON object"),
         (["--engine-args", "{x"], "--engine-args {x: must be a JSON object"),
         (["--engine-args", '{"nnodes": 2}'], "--engine-args[nnodes]: is set by --nodes"),
         (["--nodes", "2"], "--nodes 2: must divide --tensor-parallel * --pipeline-parallel, which is 1"),

@@ -12,15 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from draftwood_client import AsyncClient, PermissionDeniedError, UnauthenticatedError
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.auth_file import AuthFile, parse, read, updated
 from draftwood_service.auth.commands import key
-from draftwood_service.rpc.bound import BoundServer
-from draftwood_service.settings import Settings
 from tests.service.fakes import serving, until
 
 HASH = "0" * 64
@@ -69,70 +66,41 @@ def test_create_list_and_revoke(capsys: pytest.CaptureFixture[str], file: Path) 
     hours = datetime.fromisoformat(later["expires"]) - datetime.now(UTC)
     assert timedelta(hours=23) < hours <= timedelta(hours=24)
     assert run(capsys, "revoke", *flag, made["id"], "--after", "90d")["expires"] == later["expires"]  # never later
-    assert "error: after soon: must look like" in run(capsys, "revoke", *flag, made["id"], "--after", "soon", status=2)
     assert run(capsys, "revoke", *flag, other["id"])["revoked"]
     assert [entry.id for entry in read(file).keys] == [made["id"]]
     said = run(capsys, "revoke", *flag, other["id"], status=2)
     assert said == f"error: ID {other['id']}: {file} has no such key\n"
 
 
-def test_the_key_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    assert key(["create", "--file", str(file), "--tenant", "acme"]) == 0
+def test_what_people_read(capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key alone goes to stdout, so that scripts can keep it."""
+    monkeypatch.setenv("COLUMNS", "120")
+    assert key(["create", "--file", str(file), "--tenant", "acme", "--note", "billing"]) == 0
     shown = capsys.readouterr()
     assert shown.out.strip().startswith("dw_")
     assert len(shown.out.split()) == 1
-    assert "not shown again" in shown.err
+    assert "caller of tenant acme. Keep it safe" in shown.err
     [entry] = read(file).keys
+    with updated(file) as entries:
+        entries.append(entry.model_copy(update={"id": "b" * 12, "expires": datetime(2026, 1, 4, tzinfo=UTC)}))
+    assert key(["list", "--file", str(file)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.replace("│", " ").splitlines()]
+    day = f"{entry.created:%Y-%m-%d}"
+    assert [entry.id, "acme", "caller", day, "billing"] in rows
+    assert ["b" * 12, "acme", "caller", day, "expired", "billing"] in rows
     assert key(["revoke", "--file", str(file), entry.id, "--after", "24h"]) == 0
     assert f"key {entry.id}: caller of tenant acme, until 20" in capsys.readouterr().out
     assert key(["revoke", "--file", str(file), entry.id]) == 0
     assert capsys.readouterr().out == f"key {entry.id} is revoked\n"
 
 
-def test_validities_and_what_is_said_of_a_key(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    for given, minutes in (("30m", 30), ("12h", 12 * 60), ("90d", 90 * 24 * 60)):
-        made = run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme", "--expires", given)
-        validity = datetime.fromisoformat(made["expires"]) - datetime.fromisoformat(made["created"])
-        assert validity == timedelta(minutes=minutes)
-    for arguments, said in (
-        (["--tenant", "acme"], "caller of tenant acme. Keep it safe"),
-        (["--role", "operator"], "operator of all tenants. Keep it safe"),
-    ):
-        assert key(["create", "--file", str(file), *arguments]) == 0
-        assert said in capsys.readouterr().err
-    assert key(["--help"]) == 0
-    assert "Usage: draftwood key " in capsys.readouterr().out
-
-
-def test_the_list_is_a_table(capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    file.write_text(
-        f"keys:\n- {{id: {'a' * 12}, tenant: acme, sha256: '{HASH}', created: 2026-01-02, note: billing}}\n"
-        f"- {{id: {'b' * 12}, role: operator, sha256: '{HASH}', created: 2026-01-03, expires: 2026-01-04}}\n"
-        f"- {{id: {'c' * 12}, role: operator, sha256: '{HASH}', created: 2026-01-03, expires: 2199-01-04T12:30:00}}\n"
-    )
-    assert key(["list", "--file", str(file)]) == 0
-    header, *rows = [
-        [cell.strip() for cell in line.replace("┃", "│").strip("│").split("│")]
-        for line in capsys.readouterr().out.splitlines()
-        if line[0] in "┃│"
-    ]
-    assert header == ["id", "tenant", "role", "created", "expires", "note"]
-    assert rows == [
-        ["a" * 12, "acme", "caller", "2026-01-02", "", "billing"],
-        ["b" * 12, "", "operator", "2026-01-03", "expired", ""],
-        ["c" * 12, "", "operator", "2026-01-03", "2199-01-04 12:30", ""],
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["create"], "tenant: must be set for the role caller"),
-        (["create", "--tenant", ""], "tenant: must be 1 to 128 letters"),
+        (["create", "--tenant", "a\n"], "tenant 'a\\n': must be 1 to 128 letters"),
         (["create", "--tenant", "a", "--role", "admin"], "role admin: must be one of caller, tenant-admin, operator"),
         (["create", "--tenant", "a", "--expires", "soon"], "expires soon: must look like 90d, 12h or 30m"),
-        (["create", "--tenant", "a\n"], "must be 1 to 128 letters"),
         (["list"], "auth_file {file}: cannot be read: No such file or directory"),
     ],
 )
@@ -153,7 +121,6 @@ BAD = {
     "keys: [{id: x}]": "keys[0].id: is not what `draftwood key create` writes",
     "keys: [{id: aaaaaaaaaaaa}]": "keys[0].sha256: is missing",
     f"keys: [{{id: aaaaaaaaaaaa, sha256: '{HASH}', created: 2026-01-01}}]": "must be set for the role caller",
-    f"keys: [{{id: aaaaaaaaaaaa, tenant: '', sha256: '{HASH}', created: 2026-01-01}}]": "must be 1 to 128 letters",
     f"keys: [{KEY[:-1]}, exires: 2026-02-01}}]": "keys[0].exires: there is no such field",
     "certificates: [{tenant: a}]": "certificates[0]: must have either name",
     "certificates: [{name: x, role: root}]": "certificates[0].role: must be one of caller, tenant-admin, operator",
@@ -211,19 +178,17 @@ def test_an_empty_file_and_times_with_and_without_a_zone(file: Path) -> None:
 
 
 async def changed(path: Path, text: str, client: AsyncClient, works: bool) -> None:
-    """Writes the file and waits until the server has seen it: 20 seconds at most."""
+    """Writes the file and waits until the server has seen it."""
     path.write_text(text)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            await client.model_info()
-            now = True
-        except UnauthenticatedError:
-            now = False
-        if now is works:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"after 20 s, works is still {not works}")
+    now = not works
+    async with asyncio.timeout(20):
+        while now is not works:
+            await asyncio.sleep(0.05)
+            try:
+                await client.model_info()
+                now = True
+            except UnauthenticatedError:
+                now = False
 
 
 async def test_a_server_follows_the_file(
@@ -250,26 +215,3 @@ async def test_a_server_follows_the_file(
         await changed(file, "keys: []", with_old, works=False)
         with pytest.raises(UnauthenticatedError):
             await with_new.model_info()
-
-
-async def test_a_bad_file_keeps_a_server_from_starting(file: Path) -> None:
-    file.write_text("keys: 3")
-    with pytest.raises(InvalidInputError, match=f"^auth_file {file}: keys: "):
-        async with serving(auth_file=file):
-            pass
-
-
-async def test_a_call_while_the_model_is_loaded_needs_a_key_too(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    made = run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme")["key"]
-    bound = BoundServer(Settings(port=0, auth_file=file))
-    await bound.start()
-    try:
-        async with grpc.aio.insecure_channel(bound.address) as channel:
-            stub: Any = channel.unary_unary("/draftwood.v1.GenerationService/GetModelInfo")
-            for headers, code in (((), "UNAUTHENTICATED"), ((("authorization", f"Bearer {made}"),), "UNAVAILABLE")):
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await stub(b"", metadata=grpc.aio.Metadata(*headers))
-                assert error.value.code().name == code
-    finally:
-        await bound.grpc_server.stop(0)
-        await bound.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
@@ -26,7 +27,7 @@ from draftwood_service.auth import Role, UnauthenticatedError, required_role
 from draftwood_service.auth.auth_file import KeyEntry, new_key, updated
 from draftwood_service.rpc.health import V1
 from tests.service.auth.issuer import SETTINGS, forged_tokens, public_keys, token, write_keys
-from tests.service.fakes import Served, serving
+from tests.service.fakes import Served, answer, serving
 from tests.service.rpc.test_endings import reason
 
 together = pytest.mark.asyncio(loop_scope="module")
@@ -93,16 +94,13 @@ class Keys:
             "revoked": f"Bearer {revoked}",
             "cut": f"Bearer {caller[:-1]}",
             "longer": f"Bearer {caller}A",
-            "the hash": f"Bearer {entry_of(path, caller).sha256}",
+            "the hash": f"Bearer {hashlib.sha256(caller.encode()).hexdigest()}",
             "empty": "Bearer ",
         }
         self.not_bearer = {
             caller: "the authorization header has no scheme",
-            f"{caller} {caller}": "the authorization header has no scheme",
             f"Basic {caller}": "the authorization header has the scheme 'Basic'",
-            f"digest  {caller}": "the authorization header has the scheme 'digest'",
             f"Bearer: {caller}": "the authorization header has no scheme",
-            "Basic": "the authorization header has no scheme",
         }
 
     def add(self, role: Role, expires: datetime | None = None) -> str:
@@ -114,11 +112,6 @@ class Keys:
         with updated(self.path) as entries:
             entries.append(entry)
         return made.key
-
-
-def entry_of(path: Path, key: str) -> KeyEntry:
-    with updated(path) as entries:
-        return next(entry for entry in entries if entry.id in key)
 
 
 @pytest.fixture
@@ -184,7 +177,7 @@ async def call_with(served: Served, method: MethodDescriptor, headers: list[tupl
         first = await answers.read()
         answers.cancel()
         return first
-    return [answer async for answer in answers][-1]
+    return [one async for one in answers][-1]
 
 
 def _names_tenant(method: MethodDescriptor) -> bool:
@@ -293,14 +286,15 @@ async def test_the_tenant_is_the_credentials(guarded_by: tuple[Served, Keys]) ->
     await served.assert_idle()
 
 
-async def test_an_admin_reads_only_its_own_tenant(keys: Keys, tmp_path: Path) -> None:
-    async with guarded(keys, tmp_path) as served:
-        stub: Any = tenants_pb2_grpc.TenantServiceStub(served.channel)
-        for name, code in ((OWN, CODE.NOT_FOUND), (OTHER, CODE.PERMISSION_DENIED)):
-            request = tenants_pb2.GetTenantRequest(name=f"tenants/{name}")
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await stub.GetTenant(request, metadata=bearer(keys.of_role[Role.TENANT_ADMIN]))
-            assert error.value.code() is code
+@together
+async def test_an_admin_reads_only_its_own_tenant(guarded_by: tuple[Served, Keys]) -> None:
+    served, keys = guarded_by
+    stub: Any = tenants_pb2_grpc.TenantServiceStub(served.channel)
+    for name, code in ((OWN, CODE.NOT_FOUND), (OTHER, CODE.PERMISSION_DENIED)):
+        request = tenants_pb2.GetTenantRequest(name=f"tenants/{name}")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.GetTenant(request, metadata=bearer(keys.of_role[Role.TENANT_ADMIN]))
+        assert error.value.code() is code
 
 
 async def test_statistics_show_what_the_caller_may_see(keys: Keys, tmp_path: Path) -> None:
@@ -334,8 +328,8 @@ async def test_health_is_open_and_reflection_is_not(keys: Keys, tmp_path: Path) 
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await stub().read()  # without a request: on a call that has ended, sending fails with INTERNAL
             assert (error.value.code(), reason(error.value)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED")
-            answer = await stub(iter(question), metadata=bearer(keys.of_role[Role.CALLER])).read()
-            assert len(answer.list_services_response.service) >= 3
+            shown = await stub(iter(question), metadata=bearer(keys.of_role[Role.CALLER])).read()
+            assert len(shown.list_services_response.service) >= 3
     async with serving(reflection=False) as served:
         stub = served.channel.stream_stream(f"/{V1}/ServerReflectionInfo")
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -369,15 +363,7 @@ async def test_refusals_and_what_is_done_are_in_the_audit_log(
 async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served, Keys]) -> None:
     """They show what others of the tenant wrote."""
     served, keys = guarded_by
-    for role in Role:
-        answering: Any = served.stub.GenerateStream(
-            pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True)), metadata=bearer(keys.of_role[role])
-        )
-        if role >= Role.TENANT_ADMIN:
-            assert (await answering.read()).started.tenant
-            answering.cancel()
-            continue
-        with pytest.raises(grpc.aio.AioRpcError) as refused_call:
-            await answering.read()
-        assert refused_call.value.code() is CODE.PERMISSION_DENIED
-    await served.assert_idle()
+    request = pb.GenerateRequest(text="x", stop={"max_tokens": 2}, output=pb.OutputOptions(draft_trees=True))
+    for role, status in ((Role.CALLER, CODE.PERMISSION_DENIED), (Role.TENANT_ADMIN, None), (Role.OPERATOR, None)):
+        result = await answer(served.stub.GenerateStream(request, metadata=bearer(keys.of_role[role])))
+        assert (None if result.error is None else result.error.code()) is status

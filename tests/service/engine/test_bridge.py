@@ -18,6 +18,7 @@ from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
 from draftwood_model_runner.sequence import Grammar
+from draftwood_service.engine.admission import Admission
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.link import Add, framed
 from draftwood_service.engine.loaded import LoadedEngine
@@ -27,15 +28,13 @@ from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.drafting import Drafting
 from tests.service.engine_thread import EngineThread
-from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, check_idle, loaded_engine, on_engine_thread, until
+from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
-def sample(max_tokens: int = 1000, strategy_name: str = "trie", tenant: str = "") -> Sample:
+def sample(max_tokens: int = 1000, tenant: str = "", strategy: str = "trie") -> Sample:
     prompt, stop = np.array([1, 2], np.int32), StopParams(max_tokens)
-    request = Request(
-        request_id="r", prompt=prompt, stop=stop, drafting=Drafting(strategy_name, max_nodes=8), tenant=tenant
-    )
-    return Sample(request)
+    drafting = Drafting(strategy, max_nodes=8)
+    return Sample(Request(request_id="r", prompt=prompt, stop=stop, drafting=drafting, tenant=tenant))
 
 
 def on_thread(
@@ -74,19 +73,6 @@ async def drained(stream: Stream) -> Output:
     return everything
 
 
-async def test_outputs_that_were_not_taken_are_merged() -> None:
-    engine = FakeEngine()
-    async with running(engine) as bridge:
-        stream = bridge.admit()
-        stream.submit(sample(40))
-        await until(lambda: stream.finished)
-        [pending] = await stream.take()
-        assert len(pending.token_ids) == len(pending.texts) == len(pending.drafted) == 40
-        assert pending.finish == Finish(FinishReason.LENGTH)
-        stream.close()
-        assert bridge.live == 0
-
-
 async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_the_interval() -> None:
     engine = FakeEngine(max_running=2)
     async with running(engine, 0, on_thread(engine, interval=3600.0)) as bridge:
@@ -105,8 +91,6 @@ async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_
         [others] = await short.take()
         assert len(begun.token_ids) == engine.tokens_per_step
         assert (len(others.token_ids), others.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
-        long.close()
-        short.close()
 
 
 def test_parts_are_bounded_and_lose_nothing() -> None:
@@ -120,114 +104,51 @@ def test_parts_are_bounded_and_lose_nothing() -> None:
     assert [part.finish for part in only_an_end.parts()] == [only_an_end.finish]
 
 
-async def test_slots_are_bounded_and_released() -> None:
-    engine = FakeEngine(max_running=1)
-    engine.gate.clear()
-    async with running(engine, max_waiting=1) as bridge:
-        first, second = bridge.admit(), bridge.admit()
-        first.submit(sample())
-        second.submit(sample(4))
-        with pytest.raises(QueueFullError) as full:
-            bridge.admit()
-        assert str(full.value).startswith("2 requests")
-        assert 0.1 <= full.value.retry_seconds <= 10.0
-        first.close()
-        first.close()
-        third = bridge.admit()
-        third.close()
-        engine.gate.set()
-        assert len((await drained(second)).token_ids) == 4
-        second.close()
-        await check_idle(bridge, engine)
+def entered(admission: Admission, tenant: str, slots: int = 1) -> Stream:
+    stream = Stream(admission.take_slots, admission.leave, slots, tenant)
+    admission.enter(stream)
+    return stream
 
 
-async def test_checks_of_an_engine_run_on_its_thread_and_their_errors_reach_the_test() -> None:
-    def fails() -> None:
-        raise AssertionError("a page is lost")
-
-    engine, threads = FakeEngine(), set[int]()
-    async with running(engine) as bridge:
-        stream = bridge.admit()
-        stream.submit(sample(4))
-        await drained(stream)
-        stream.close()
-        await on_engine_thread(bridge, lambda: threads.add(threading.get_ident()))
-        assert threads == engine.threads
-        with pytest.raises(AssertionError, match="a page is lost"):
-            await on_engine_thread(bridge, fails)
-        assert not bridge.stopped
-    with pytest.raises(AssertionError, match="a page is lost"):  # the thread has ended
-        await on_engine_thread(bridge, fails)
-
-
-async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
-    engine = FakeEngine(max_running=2)
-    engine.gate.clear()
-    async with running(engine, max_waiting=4) as bridge:
-        begun = bridge.admit(tenant="a")
-        begun.submit(sample(50))
-        engine.gate.set()
-        await begun.take()
-        engine.gate.clear()
-        waiting = [bridge.admit(tenant="a") for _ in range(5)]
-        for stream in waiting:
-            stream.submit(sample(4))
-        with pytest.raises(QueueFullError):
-            bridge.admit(tenant="a")
-        others = [bridge.admit(2, tenant="b"), bridge.admit(tenant="b")]
-        assert not any(stream.failed for stream in (begun, *waiting))  # they may still turn out to be invalid
-        others[0].submit(sample(4), sample(4))
-        assert [stream.failed for stream in (begun, *waiting)] == [False] * 4 + [True] * 2
-        others[1].submit(sample(4))
-        assert [stream.failed for stream in (begun, *waiting)] == [False] * 3 + [True] * 3
-        with pytest.raises(QueueFullError):
-            await waiting[-1].take()
-        with pytest.raises(QueueFullError):  # four of six slots would be more than the other's
-            bridge.admit(tenant="b")
-        engine.gate.set()
-        assert len((await drained(others[1])).token_ids) == 4
-        assert len((await drained(waiting[0])).token_ids) == 4
-        for stream in (begun, *waiting, *others):
-            stream.close()
-        await until(lambda: not engine.has_work)
+async def test_a_tenant_that_holds_all_slots_gives_up_paused_requests_then_the_newest_that_have_not_begun() -> None:
+    admission = Admission(2, 4, lambda tenant: 1.0)
+    held = [entered(admission, "a") for _ in range(6)]
+    for begun in held[:2]:
+        begun.samples = (replace(sample(), completion_tokens=1),)
+    held[0].paused = True
+    with pytest.raises(QueueFullError):
+        entered(admission, "a")
+    others = [entered(admission, "b", 2), entered(admission, "b")]
+    with pytest.raises(QueueFullError):  # four of six slots would be more than the other's
+        entered(admission, "b")
+    assert not any(stream.failed for stream in held)  # the others may still turn out to be invalid
+    others[0].submit(sample(), sample())
+    assert [stream.failed for stream in held] == [True, False, False, False, False, True]
+    others[1].submit(sample())
+    assert [stream.failed for stream in held] == [True, False, False, False, True, True]
+    for stream, error in ((held[0], ReaderStalledError), (held[5], QueueFullError)):
+        with pytest.raises(error):
+            await stream.take()
 
 
-async def test_a_reader_that_stops_is_paused_until_it_has_caught_up() -> None:
-    engine = FakeEngine(max_running=1)
-    async with running(engine) as bridge:
-        stream, other = bridge.admit(), bridge.admit()
-        stream.submit(sample(2_000))
-        await until(lambda: engine.paused == 1)
-        assert stream.paused
-        other.submit(sample(4))
-        assert len((await drained(other)).token_ids) == 4
-        steps = engine.steps
-        [missed] = await stream.take()
-        await asyncio.sleep(0.01)
-        assert (engine.steps, engine.paused) == (steps, 1)
-        rest = await drained(stream)
-        assert missed.token_ids + rest.token_ids == [97 + i % 26 for i in range(2_000)]
-        assert stream.samples[0].stats.pauses >= 1
-        stream.close()
-        other.close()
+def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is_submitted() -> None:
+    admission = Admission(2, 0, lambda tenant: 1.0)
+    held = [entered(admission, "a") for _ in range(2)]
+    late = entered(admission, "b")
+    for begun in held:
+        begun.samples = (replace(sample(), completion_tokens=1),)
+    with pytest.raises(QueueFullError):
+        late.submit(sample())
 
 
-async def test_paused_requests_of_a_tenant_make_room_for_another() -> None:
-    engine = FakeEngine(max_running=2)
-    async with running(engine, max_waiting=1) as bridge:
-        streams = [bridge.admit(tenant="a") for _ in range(3)]
-        for stream in streams:
-            stream.submit(sample(10**6))
-        reading = asyncio.create_task(drained(streams[2]))
-        await until(lambda: engine.paused == 2)
-        other = bridge.admit(tenant="b")
-        other.submit(sample(4))
-        assert [stream.failed for stream in streams] == [False, True, False]
-        with pytest.raises(ReaderStalledError):
-            await streams[1].take()
-        reading.cancel()
-        for stream in (*streams, other):
-            stream.close()
+def test_slots_are_shared_out_by_weight() -> None:
+    admission = Admission(2, 6, {"a": 0.5, "b": 1.5}.__getitem__)
+    first = [entered(admission, "a") for _ in range(8)]
+    for stream in [entered(admission, "b") for _ in range(6)]:
+        stream.submit(sample())
+    assert sum(stream.failed for stream in first) == 6
+    with pytest.raises(QueueFullError):
+        entered(admission, "b")
 
 
 async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
@@ -248,62 +169,6 @@ async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
         finish = (await drained(streams[1])).finish
         assert finish is not None
         assert isinstance(finish.error, InvalidValueError)
-        for stream in streams:
-            stream.close()
-
-
-async def test_who_is_not_submitted_takes_nothing_from_others() -> None:
-    engine = FakeEngine(max_running=2)
-    engine.gate.clear()
-    async with running(engine, max_waiting=4) as bridge:
-        first = [bridge.admit(tenant="a") for _ in range(6)]
-        for _ in range(50):
-            bridge.admit(tenant="b").close()
-        assert not any(stream.failed for stream in first)
-        others = [bridge.admit(tenant="b") for _ in range(3)]
-        with pytest.raises(QueueFullError):  # half of the slots are asked for already
-            bridge.admit(tenant="b")
-        first[0].close()
-        others[0].submit(sample(4))  # has the slot that has become free
-        assert not any(stream.failed for stream in first)
-        others[1].submit(sample(4))
-        assert [stream.failed for stream in first] == [False] * 5 + [True]
-        engine.gate.set()
-        for stream in (*first, *others):
-            stream.close()
-
-
-async def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is_submitted() -> None:
-    engine = FakeEngine(max_running=2)
-    async with running(engine, max_waiting=0) as bridge:
-        first = [bridge.admit(tenant="a") for _ in range(2)]
-        late = bridge.admit(tenant="b")
-        reading = []
-        for stream in first:
-            stream.submit(sample(10**6))
-            reading.append(asyncio.create_task(drained(stream)))
-        await until(lambda: all(stream.begun for stream in first))
-        with pytest.raises(QueueFullError):
-            late.submit(sample(4))
-        for task, stream in zip(reading, first, strict=True):
-            task.cancel()
-            stream.close()
-        late.close()
-
-
-async def test_slots_are_shared_out_by_weight() -> None:
-    async with running(FakeEngine(max_running=2), max_waiting=6) as bridge:
-        bridge.weight_of = {"a": 1.0, "b": 3.0}.__getitem__
-        first = [bridge.admit(tenant="a") for _ in range(8)]
-        second = [bridge.admit(tenant="b") for _ in range(6)]
-        assert not any(stream.failed for stream in first)
-        for stream in second:
-            stream.submit(sample(4))
-        assert sum(stream.failed for stream in first) == 6
-        with pytest.raises(QueueFullError):
-            bridge.admit(tenant="b")
-        for stream in (*first, *second):
-            stream.close()
 
 
 async def test_the_engine_learns_the_weight_of_a_tenant_with_its_requests() -> None:
@@ -329,35 +194,6 @@ async def test_an_idle_engine_does_not_step() -> None:
     async with running(engine):
         await asyncio.sleep(0.02)
         assert engine.steps == 0
-
-
-async def test_samples_have_their_own_outputs_and_end_together() -> None:
-    engine = FakeEngine()
-    async with running(engine) as bridge:
-        stream = bridge.admit(3)
-        assert bridge.live == 3
-        stream.submit(sample(40), sample(8), sample(10**6))
-        await until(lambda: engine.steps > 30)
-        pending = {part.sample: part for part in await stream.take()}
-        assert len(pending[0].token_ids) == 40
-        assert len(pending[1].token_ids) == 8
-        assert len(pending[2].token_ids) > 40
-        assert [part.finish is not None for part in pending.values()] == [True, True, False]
-        assert not stream.finished
-        stream.close()
-        await until(lambda: not engine.has_work)
-        assert bridge.live == 0
-
-
-async def test_slots_for_all_samples_or_none() -> None:
-    async with running(FakeEngine(max_running=2), max_waiting=2) as bridge:
-        first = bridge.admit(3)
-        with pytest.raises(QueueFullError):
-            bridge.admit(2)
-        second = bridge.admit(1)
-        for stream in (first, second):
-            stream.close()
-        assert bridge.live == 0
 
 
 async def test_the_first_error_counts_unless_the_stream_has_ended() -> None:
@@ -392,11 +228,9 @@ async def test_an_engine_that_dies_ends_all_streams() -> None:
             with pytest.raises(EngineStoppedError) as error:
                 await drained(stream)
             errors.append(error.value)
-            stream.close()
         assert len(set(map(id, errors))) == 3
         with pytest.raises(EngineStoppedError):
             not_submitted.submit(sample())
-        not_submitted.close()
         with pytest.raises(EngineStoppedError):
             bridge.admit()
         assert bridge.stopped
@@ -412,7 +246,6 @@ async def test_an_engine_that_hangs_bounds_the_close() -> None:
         assert not await bridge.close(seconds=0.05)
         with pytest.raises(ShuttingDownError):
             await stream.take()
-        stream.close()
 
 
 def test_a_service_that_has_ended_ends_the_engine() -> None:
@@ -429,26 +262,6 @@ def test_a_service_that_has_ended_ends_the_engine() -> None:
     assert not engine.has_work
 
 
-async def test_a_lost_connection_ends_all_streams() -> None:
-    class Gone(EngineThread):
-        def start(self, connection: socket.socket) -> None:
-            super().start(connection.dup())
-            self.connection = connection
-
-    engine = FakeEngine()
-    runner = Gone(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine))
-    async with running(engine, 2, runner) as bridge:
-        stream = bridge.admit()
-        stream.submit(sample())
-        await stream.take()
-        runner.connection.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(EngineStoppedError):
-            await drained(stream)
-        stream.close()
-        assert bridge.stopped
-    runner.connection.close()
-
-
 async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
     class Local(Exception):
         pass
@@ -462,7 +275,6 @@ async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
             finish = (await drained(stream)).finish
             assert finish is not None
             found.append(finish.error)
-            stream.close()
     unknown, typed = found
     assert isinstance(unknown, RuntimeError)
     assert str(unknown) == "Local: here"
@@ -471,15 +283,11 @@ async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
 
 
 async def test_an_unknown_strategy_disables_drafting_only() -> None:
-    engine = FakeEngine()
-    async with running(engine) as bridge:
-        stream = bridge.admit()
-        one = sample(10, "no such strategy")
+    async with running(FakeEngine()) as bridge:
+        stream, one = bridge.admit(), sample(10, strategy="no such strategy")
         stream.submit(one)
         assert len((await drained(stream)).token_ids) == 10
         assert "no such strategy" in one.stats.drafting_disabled_reason
-        assert one.completion_tokens == 10
-        stream.close()
 
 
 async def test_a_running_request_gets_the_strategy_whose_memory_was_loaded_late() -> None:
@@ -505,7 +313,6 @@ async def test_a_running_request_gets_the_strategy_whose_memory_was_loaded_late(
         engine.gate.set()
         await until(lambda: not engine.has_work)
         assert [one.strategy for one in engine.added] == [loaded, before]
-        stream.close()
 
 
 async def test_requests_that_end_before_their_memory_is_loaded() -> None:

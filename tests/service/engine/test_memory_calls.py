@@ -16,77 +16,53 @@ from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.engine import host
 from draftwood_service.errors import ShuttingDownError
 from tests.service.engine.test_bridge import running, sample
-from tests.service.fakes import FakeEngine, FakeOwnText, Served, answer, serving, until
+from tests.service.fakes import FakeEngine, FakeOwnText, answer, serving, until
 
 
 @dataclass(frozen=True)
-class Raise:
-    """An operation that fails."""
+class Operation:
+    """Ends with a value or an error, or not at all."""
 
-    error: Exception
-
-    async def run(self, memory: Memory) -> None:
-        raise self.error
-
-
-@dataclass(frozen=True)
-class Hang:
-    """An operation that does not end."""
-
-    async def run(self, memory: Memory) -> None:
-        await asyncio.Event().wait()
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An operation with a result."""
-
-    value: int
+    value: int = 0
+    error: Exception | None = None
+    ends: bool = True
 
     async def run(self, memory: Memory) -> int:
+        if not self.ends:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
         return self.value
 
 
 async def test_operations_on_memories_return_or_raise_across_the_link() -> None:
     async with running(FakeEngine()) as bridge:
-        assert await asyncio.gather(*(bridge.run_operation(Reply(value)) for value in range(5))) == [0, 1, 2, 3, 4]
+        assert await asyncio.gather(*(bridge.run_operation(Operation(value)) for value in range(5))) == [0, 1, 2, 3, 4]
         with pytest.raises(StoreFullError, match="no space"):
-            await bridge.run_operation(Raise(StoreFullError("no space")))
-        cancelled = asyncio.create_task(bridge.run_operation(Hang()))
+            await bridge.run_operation(Operation(error=StoreFullError("no space")))
+        cancelled = asyncio.create_task(bridge.run_operation(Operation(ends=False)))
         await asyncio.sleep(0)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert await bridge.run_operation(Reply(6)) == 6
+        assert await bridge.run_operation(Operation(6)) == 6
     with pytest.raises(EngineStoppedError):
-        await bridge.run_operation(Reply(7))
+        await bridge.run_operation(Operation(7))
 
 
 @pytest.mark.parametrize(("dies", "error"), [(True, EngineStoppedError), (False, ShuttingDownError)])
 async def test_operations_end_with_the_engine_or_the_bridge(dies: bool, error: type[Exception]) -> None:
     engine = FakeEngine()
     async with running(engine) as bridge:
-        waiting = asyncio.create_task(bridge.run_operation(Hang()))
+        waiting = asyncio.create_task(bridge.run_operation(Operation(ends=False)))
         await asyncio.sleep(0)
         if dies:
             engine.step_error = RuntimeError("dead")
-            stream = bridge.admit()
-            stream.submit(sample())
+            bridge.admit().submit(sample())
         else:
             await bridge.close()
         with pytest.raises(error):
             await waiting
-        if dies:
-            stream.close()
-
-
-async def learned(served: Served, *requests: dict[str, Any]) -> int:
-    """How many records the memory has learned after the requests, sent one after another."""
-    for fields in requests:
-        stop = pb.StopOptions(max_tokens=3)
-        assert (await answer(served.stub.GenerateStream(pb.GenerateRequest(stop=stop, **fields)))).finished
-    await served.assert_idle()
-    return served.memory.counters().learned
 
 
 FIRST: dict[str, Any] = {"text": "hi", "tenant": "acme", "request_id": "r"}
@@ -99,7 +75,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "another tenant": ([FIRST, {**FIRST, "tenant": "other"}], 2),
     "not to be learned": ([{**FIRST, "drafting": pb.DraftOptions(learn=False)}], 0),
     "to be learned the second time": ([{**FIRST, "drafting": pb.DraftOptions(learn=False)}, FIRST], 1),
-    "to be learned": ([{**FIRST, "drafting": pb.DraftOptions(learn=True)}], 1),
     "drafting off": ([{**FIRST, "drafting": pb.DraftOptions(enabled=False)}], 0),
     "several samples": ([{**FIRST, "sampling": pb.SamplingOptions(n=3, temperature=1.0)}] * 2, 3),
 }
@@ -109,7 +84,11 @@ CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
 async def test_what_is_learned(case: str) -> None:
     requests, expected = CASES[case]
     async with serving() as served:
-        assert await learned(served, *requests) == expected
+        for fields in requests:
+            stop = pb.StopOptions(max_tokens=3)
+            assert (await answer(served.stub.GenerateStream(pb.GenerateRequest(stop=stop, **fields)))).finished
+        await served.assert_idle()
+        assert served.memory.counters().learned == expected
 
 
 TOKENS = 50
@@ -122,7 +101,7 @@ def idle_engine(tokens: int = TOKENS) -> tuple[FakeEngine, FakeOwnText]:
     return engine, engine.own_text
 
 
-async def test_it_is_written_before_audits_and_after_requests() -> None:
+async def test_own_text_is_written_before_audits_and_after_requests() -> None:
     engine, own_text = idle_engine()
     engine.gate.clear()
     async with serving(engine, audit_share=1.0) as served:
@@ -134,16 +113,7 @@ async def test_it_is_written_before_audits_and_after_requests() -> None:
         assert own_text.steps == TOKENS
 
 
-async def test_requests_are_served_while_it_is_written() -> None:
-    engine, own_text = idle_engine(tokens=1 << 40)
-    async with serving(engine) as served:
-        for _ in range(3):
-            await until(lambda steps=own_text.steps: own_text.steps > steps + 5)  # type: ignore[misc]
-            assert (await answer(served.stub.GenerateStream(REQUEST))).finished
-        assert not own_text.done
-
-
-async def test_it_pauses_for_a_while_after_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_text_pauses_for_a_while_after_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_QUIET_SECONDS", 600.0)
     engine, own_text = idle_engine(tokens=1 << 40)
     async with serving(engine) as served:
@@ -154,12 +124,13 @@ async def test_it_pauses_for_a_while_after_each_request(monkeypatch: pytest.Monk
         assert own_text.steps == steps
 
 
-@pytest.mark.parametrize("steps", [0, 7])
-async def test_its_failure_costs_it_alone(steps: int) -> None:
+async def test_own_text_that_fails_costs_itself_alone() -> None:
     engine, own_text = idle_engine(tokens=1 << 40)
     with capture_logs() as logs:
         async with serving(engine) as served:
-            await until(lambda: own_text.steps >= steps)
+            await until(lambda: own_text.steps > 5)
+            assert (await answer(served.stub.GenerateStream(REQUEST))).finished
+            assert not own_text.done
             own_text.error = RuntimeError("out of memory")
             await until(lambda: own_text.done)
             await until(lambda: served.server.bridge.reports.latest.own_text_failed)

@@ -15,12 +15,11 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood_client import NO_RETRY, Client, UnavailableError
 from draftwood_service.engine.host import run_engine
-from draftwood_service.engine.link import Died, EngineEnd, ServiceEnded
+from draftwood_service.engine.link import Died, EngineEnd
 from draftwood_service.engine.loaded import LoadedEngine
 
 
@@ -114,48 +113,16 @@ def test_what_loads_does_not_take_the_end_of_the_service_for_an_error_of_its_own
         assert process.communicate(timeout=30) == ("ended\n", "")
 
 
-def imported() -> None:
-    try:
-        raise ServiceEnded
-    except BaseException as error:
-        raise ImportError("a part of vLLM") from error
-
-
-def given_up() -> None:
-    try:
-        raise ServiceEnded
-    except BaseException:
-        raise RuntimeError("cannot be loaded") from None
-
-
-def ended() -> None:
-    raise ServiceEnded
-
-
-def failed() -> None:
-    raise RuntimeError("out of memory")
-
-
-@pytest.mark.parametrize(("load", "logged"), [(ended, False), (imported, False), (given_up, False), (failed, True)])
-def test_what_is_raised_for_the_end_of_the_service_is_not_logged(load: Callable[[], None], logged: bool) -> None:
-    ours, theirs = socket.socketpair()
-    ours.close()
-    with structlog.testing.capture_logs() as logs:
-        run_engine(EngineEnd(theirs), load)  # type: ignore[arg-type]  # it never returns
-    assert [entry["event"] for entry in logs] == ["engine ended after the service"] * logged
-
-
-@pytest.mark.parametrize("error", [EOFError("a file that is cut short"), RuntimeError("out of memory")])
-def test_what_an_engine_that_loads_died_of_is_sent(error: Exception) -> None:
+def test_what_an_engine_that_loads_died_of_is_sent() -> None:
     def load() -> AbstractContextManager[LoadedEngine]:
-        raise error
+        raise EOFError("a file that is cut short")
 
     ours, theirs = socket.socketpair()
     with ours:
         run_engine(EngineEnd(theirs), load)
         died: object = EngineEnd(ours).receive(wait=None)
     assert isinstance(died, Died)
-    assert str(died.error) == str(error)
+    assert str(died.error) == "a file that is cut short"
 
 
 def engine_of(process: psutil.Process) -> psutil.Process:

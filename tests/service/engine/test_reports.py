@@ -9,8 +9,7 @@ import pytest
 
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import EngineCounts, KVUse, Sequence, SequenceState, StateUse
-from draftwood_service.engine import reports as report
-from draftwood_service.engine import reports as reporter
+from draftwood_service.engine import reports
 from draftwood_service.engine.reports import (
     EngineReport,
     Load,
@@ -25,18 +24,12 @@ from draftwood_strategies.drafting import Drafting
 from tests.service.fakes import FakeEngine
 
 
-def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUNNING) -> Sequence:
+def sequence(tenant: str, written: int) -> Sequence:
     """With two decoding steps, in which 3 of 5 draft tokens were accepted."""
-    request = Request(
-        request_id="r",
-        prompt=np.arange(10, dtype=np.int32),
-        stop=StopParams(100),
-        drafting=Drafting("trie", max_nodes=8),
-        tenant=tenant,
-    )
-    one = Sequence(request)
+    prompt, stop, drafting = np.arange(10, dtype=np.int32), StopParams(100), Drafting("trie", max_nodes=8)
+    one = Sequence(Request(request_id="r", prompt=prompt, stop=stop, drafting=drafting, tenant=tenant))
     one.output += range(written)
-    one.state = state
+    one.state = SequenceState.RUNNING
     one.stats.first_scheduled_at = 1.0
     one.stats.cached_prompt_tokens = 4
     one.stats.proposed_tokens = 6
@@ -67,32 +60,22 @@ def test_work_of_live_and_of_ended_sequences_is_counted_once() -> None:
         assert report.tenants["a"].work == work
 
 
-def test_a_tenant_is_reported_while_it_is_active_and_once_more() -> None:
-    recorder, engine = WorkRecorder(), FakeEngine()
-    one = sequence("a", 5)
-    assert recorder.report(engine, [one]).tenants["a"].load == Load(1, 0)
-    recorder.ended(one)
-    assert recorder.report(engine, []).tenants["a"].load == Load()
-    report = recorder.report(engine, [])
-    assert not report.tenants
-    assert report.work[WorkKey("trie", "")].written_tokens == 5
-
-
-def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "_MAX_COUNTED", 3)
-    recorder = WorkRecorder()
+def test_active_tenants_are_reported_and_once_more_and_the_last_ones_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reports, "_MAX_COUNTED", 3)
+    monkeypatch.setattr(reports, "_MAX_TENANTS", 2)
+    recorder, engine, history = WorkRecorder(), FakeEngine(), ReportHistory()
     for tenant in "abcad":
         recorder.ended(sequence(tenant, 1))
-    assert {name: one.work.written_tokens for name, one in recorder.report(FakeEngine(), []).tenants.items()} == {
-        "a": 2, "b": 0, "c": 1, "d": 1,
-    }  # fmt: skip
-
-
-def test_the_tenants_active_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_MAX_TENANTS", 2)
-    history = ReportHistory()
-    for active in ("a", "b", "a", "c"):
-        history.add(EngineReport(tenants={active: TenantReport(Load(1, 0), WorkCounts(written_tokens=5))}))
+    found = recorder.report(engine, [sequence("e", 3)]).tenants
+    written = {name: one.work.written_tokens for name, one in found.items()}
+    assert written == {"a": 2, "b": 0, "c": 1, "d": 1, "e": 3}
+    assert (found["d"].load, found["e"].load) == (Load(), Load(1, 0))
+    assert {name: one.load for name, one in recorder.report(engine, []).tenants.items()} == {"e": Load()}
+    assert not recorder.report(engine, []).tenants
+    for tenant in "abac":
+        history.add(EngineReport(tenants={tenant: TenantReport(Load(1, 0), WorkCounts(written_tokens=5))}))
     assert {name: one.load.running for name, one in history.latest.tenants.items()} == {"a": 0, "c": 1}
 
 

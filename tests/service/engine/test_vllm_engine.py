@@ -1,7 +1,12 @@
-"""The engine over vLLM, with a core that writes what a test says: who runs next, where answers end, what is aborted."""
+"""The engine over vLLM, with a core that writes what a test says: who runs next, where answers end, what is aborted.
+
+vLLM's arguments for several nodes, and what a node does without the service. Real nodes are in tests/engines.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -20,7 +25,10 @@ from draftwood_model_runner.output import (
 )
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_service.config import read_settings
 from draftwood_service.engine.vllm.engine import VllmEngine
+from draftwood_service.engine.vllm.loading import arguments_of
+from draftwood_service.engine.vllm.node import _end_with
 from draftwood_service.engine.vllm.requests import CoreOutput, CoreStep
 
 EOS = 0
@@ -30,7 +38,7 @@ class Core:
     """Takes requests; a test makes the steps.
 
     Attributes:
-        live: requests by their ids.
+        live: salts of requests by their ids.
         dead: the next step raises.
     """
 
@@ -166,16 +174,6 @@ def test_vllm_gets_as_many_as_run_and_the_others_wait_by_weight() -> None:
     assert engine.idle
 
 
-def test_output_after_the_end_is_dropped() -> None:
-    core = Core()
-    engine, one = engine_over(core), sequence()
-    engine.add(one)
-    core.write(*b"a")
-    engine.cancel(one)
-    assert stepped(engine) == []
-    assert one.output == []
-
-
 def test_what_vllm_ends_by_itself() -> None:
     core = Core()
     engine = engine_over(core, slots=1)
@@ -191,10 +189,13 @@ def test_what_vllm_ends_by_itself() -> None:
     assert (output.texts, output.finish) == (["a"], Finish(FinishReason.LENGTH))
 
 
-def test_a_dead_core_ends_the_step() -> None:
+def test_output_after_the_end_is_dropped_and_a_dead_core_ends_the_step() -> None:
     core = Core()
-    engine = engine_over(core)
-    engine.add(sequence())
+    engine, one = engine_over(core), sequence()
+    engine.add(one)
+    core.write(*b"a")
+    engine.cancel(one)
+    assert stepped(engine) == []
     core.dead = True
     with pytest.raises(EngineStoppedError):
         stepped(engine)
@@ -238,3 +239,40 @@ def test_an_audit_finds_differences(written: tuple[int, ...], again: bytes, posi
     assert audit.difference.position == position
     assert audit.difference.margin == pytest.approx(margin)
     assert core.live == {}
+
+
+def test_nodes_are_vllms_own_and_pipelines_have_no_drafts() -> None:
+    def made(*flags: str) -> dict[str, Any]:
+        return arguments_of(read_settings(["--engine", "vllm", *flags], {}))
+
+    expected = {"nnodes": 2, "node_rank": 1, "master_addr": "a.b", "distributed_executor_backend": "mp"}
+    found = made("--tensor-parallel", "4", "--nodes", "2", "--node-rank", "1", "--leader", "a.b")
+    assert found.items() >= {**expected, "tensor_parallel_size": 4, "pipeline_parallel_size": 1}.items()
+    assert "speculative_config" in found
+    assert not expected.keys() & made().keys()
+    assert not {"speculative_config", "per_request_spec_decode_metrics"} & made("--pipeline-parallel", "2").keys()
+
+
+def test_a_node_ends_with_its_leader() -> None:
+    class Executor:
+        """vLLM's, of a node."""
+
+        def __init__(self) -> None:
+            self.ended = threading.Event()
+
+        def shutdown(self) -> None:
+            self.ended.set()
+
+    executor = Executor()
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        address = leader.getsockname()
+        watching = threading.Thread(target=_end_with, args=(address, executor))
+        watching.start()
+        connection, _ = leader.accept()
+        assert not executor.ended.wait(0.2)
+    connection.close()
+    watching.join(10)
+    assert executor.ended.is_set()
+    gone = Executor()
+    _end_with(address, gone)
+    assert gone.ended.is_set()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,6 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_memory import Memory, MemoryName
 from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.operations import PurgeArms
-from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
@@ -31,12 +30,8 @@ from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.tenants import Resources
 from draftwood_strategies.drafting import Drafting
 from draftwood_tenants.experiments import arms as counting
-from draftwood_tenants.experiments.arms import target_of
 from draftwood_tenants.experiments.assignment import Split
-from draftwood_tenants.experiments.counts import total
-from draftwood_tenants.experiments.store import EncodedSnapshot, RedisCounts, decode
 from draftwood_tenants.resources import follower
-from draftwood_tenants.resources.redis import ResourceCipher
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
@@ -151,14 +146,10 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
         assert [one.arm for one in await all_asked(two, ids[:10])] == [one.arm for one in first[:10]]  # sent again
         again = sum(unit in inside for unit in ids[:10])
         for served in (one, two):
-            counted = await requests_counted(served, len(inside) + again)
-            assert sum(counted) == len(inside) + again
-        await counts_written(one, len(inside) + again)
-        found = await read(one)
-        assert found.servers == 2
+            assert sum(await requests_counted(served, len(inside) + again)) == len(inside) + again
+        found = await once(partial(read, one), lambda report: report.servers == 2)
         assert [row.arm for row in found.arms] == ["trie", "hybrid"]
         assert len(inside) <= sum(row.units for row in found.arms) <= len(inside) + again  # each server has its own
-        assert sum(row.requests for row in found.arms) == len(inside) + again
         assert "Too early" in found.conclusions[0].text
     async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
@@ -177,21 +168,6 @@ async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     async with serving(**settings) as two:
         assert sum(row.requests for row in (await read(two)).arms) == 3
-
-
-async def counts_written(served: Served, requests: int) -> None:
-    """Waits until the store has so many requests."""
-    client = RedisClient(served.server._settings.store, timeout=1.0)
-    [config] = catalog(served).experiments()
-    stored = partial(RedisCounts(client, ResourceCipher(None)).read, target_of(config), {})
-    arms = len(config.arms)
-
-    def counted(found: Iterable[EncodedSnapshot]) -> bool:
-        counts = total([decode(one.origin, arms, one.data) for one in found], arms)
-        return bool(counts.sums[..., 0].sum() == requests)
-
-    await once(stored, counted)
-    await client.close()
 
 
 async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm(served: Served) -> None:
@@ -231,12 +207,6 @@ async def test_an_arms_drafting_replaces_the_tenants() -> None:
     }
 
 
-@asynccontextmanager
-async def failing(server: Valkey, **settings: Any) -> AsyncIterator[Served]:
-    async with serving(FailingEngine(), store=server.url, **settings) as served:
-        yield served
-
-
 THREE: list[dict[str, Any]] = [{"id": "trie"}, {"id": "bad"}, {"id": "good", "drafting": {"maxNodes": 5}}]
 
 
@@ -261,7 +231,7 @@ async def stopped(served: Served, arms: bool = True) -> xp.Experiment:
 
 
 async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
-    async with failing(server) as served, failing(server) as other:
+    async with serving(FailingEngine(), store=server.url) as served, serving(store=server.url) as other:
         arms = ("trie", "bad", "good")
         experiment = await started(served, THREE)
         await provoke(served, experiment, arms)
@@ -272,10 +242,9 @@ async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
         split = split_of(experiment, arms)
         units = [str(number) for number in range(1000, 1030)]
         assigned = await all_asked(served, units)
-        assert [one.arm for one in assigned] == [
-            {"bad": "trie"}.get(arm, arm) for arm in (arm_of(split, u) for u in units)
-        ]
-        own = sum(arm_of(split, unit) != "bad" for unit in units)
+        arms_of_units = [arm_of(split, unit) for unit in units]
+        assert [one.arm for one in assigned] == ["trie" if arm == "bad" else arm for arm in arms_of_units]
+        own = len(units) - arms_of_units.count("bad")
         after = (await read(served)).arms
         assert [b.requests - a.requests for a, b in zip(before, after, strict=True)][1] == 0
         assert sum(row.requests for row in after) - sum(row.requests for row in before) == own
@@ -289,14 +258,13 @@ async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
         await refused(update, CODE.FAILED_PRECONDITION, "frozen")
 
 
-async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on(server: Valkey) -> None:
-    async with failing(server) as served:
+async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on() -> None:
+    async with serving(FailingEngine()) as served:
         experiment = await started(served, THREE[:2], guardrails={"reportOnly": True})
-        stub = experiments(served)
         await provoke(served, experiment, ("trie", "bad"))
         assert [violation.guardrail for violation in (await read(served)).violations] == ["errors"]
         change = ParseDict({"name": NAME, "guardrails": {"reportOnly": False}}, xp.Experiment())
-        await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        await experiments(served).UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
         found = await stopped(served)
         assert found.state == xp.EXPERIMENT_STATE_STOPPED
         assert found.HasField("end_time")
@@ -310,7 +278,8 @@ async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Pa
         "experiments:\n- name: experiments/x\n  state: EXPERIMENT_STATE_RUNNING\n"
         "  arms: [{id: trie}, {id: bad}, {id: ok}]\n"
     )
-    async with failing(server, tenants_file=path) as served, failing(server, tenants_file=path) as other:
+    settings: dict[str, Any] = {"store": server.url, "tenants_file": path}
+    async with serving(FailingEngine(), **settings) as served, serving(**settings) as other:
         experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
         await provoke(served, experiment, ("trie", "bad", "ok"))
         for one in (served, other):
@@ -324,7 +293,7 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         await asked(served)
         await started(served, tenants=["acme"])
         await all_asked(served, [str(number) for number in range(8)])
-        await counts_written(served, 8)
+        await until(lambda: bool(server.client.keys("dw:{counts:*:values")))
         await until(lambda: len(tags(server, "x%2Ftrie") + tags(server, "x%2Fhybrid") + tags(server, "")) == 3)
         stub = experiments(served)
         conclude = xp.ConcludeExperimentRequest(name=NAME)
@@ -344,7 +313,9 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         assert await requests_counted(served, 0) == [0, 0]
 
 
-async def test_a_delete_that_is_refused_purges_nothing(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_delete_purges_nothing_and_a_failed_purge_can_be_repeated(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delete = Resources.delete
 
     async def late(self: Resources[xp.Experiment], current: xp.Experiment) -> None:
@@ -352,43 +323,29 @@ async def test_a_delete_that_is_refused_purges_nothing(server: Valkey, monkeypat
         await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=described))
         await delete(self, current)
 
-    async with serving(store=server.url) as served:
-        stub = experiments(served)
-        await arms_learned(served, server)
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Resources, "delete", late)
-            await refused(stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME)), CODE.ABORTED)
-        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]
-        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
-        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
-
-
-async def test_memories_that_cannot_be_purged_are_told_of_and_can_be_purged_later(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
     async def fail(self: PurgeArms, memory: Memory) -> int:
         raise StoreUnavailableError("no answer")
 
     async with serving(store=server.url) as served:
         stub = experiments(served)
-        await arms_learned(served, server)
+        deletion = xp.DeleteExperimentRequest(name=NAME)
+        await started(served, tenants=["acme"])
+        await all_asked(served, [str(number) for number in range(8)])
+        await until(lambda: tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"])
+        await stub.StopExperiment(xp.StopExperimentRequest(name=NAME))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Resources, "delete", late)
+            await refused(stub.DeleteExperiment(deletion), CODE.ABORTED)
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]
         with monkeypatch.context() as failing:
             failing.setattr(PurgeArms, "run", fail)
-            deleting = stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
-            await refused(deleting, CODE.ABORTED, "experiments/x is deleted, and the memories of its arms trie, hybrid")
+            told = "experiments/x is deleted, and the memories of its arms trie, hybrid"
+            await refused(stub.DeleteExperiment(deletion), CODE.ABORTED, told)
         await refused(stub.GetExperiment(xp.GetExperimentRequest(name=NAME)), CODE.NOT_FOUND)
         again = ParseDict({"arms": ARMS}, xp.Experiment())
         await stub.CreateExperiment(xp.CreateExperimentRequest(experiment_id="x", experiment=again))
-        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        await stub.DeleteExperiment(deletion)
         assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
-
-
-async def arms_learned(served: Served, server: Valkey) -> None:
-    """Leaves a stopped experiment whose arms have memories in the store."""
-    await started(served, tenants=["acme"])
-    await all_asked(served, [str(number) for number in range(8)])
-    await until(lambda: tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"])
-    await experiments(served).StopExperiment(xp.StopExperimentRequest(name=NAME))
 
 
 async def test_the_arm_that_the_report_calls_better_wins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,18 +359,13 @@ async def test_the_arm_that_the_report_calls_better_wins(served: Served, monkeyp
     assert catalog(served).config_of("acme").drafting.max_nodes == 5
 
 
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("scope", [["acme"], []])
+@pytest.mark.parametrize(("stored", "scope"), [(True, ["acme"]), (False, [])])
 async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bool, scope: list[str]) -> None:
     store = server.url if stored else "memory"
     async with serving(store=store) as served, serving(store=store) as other:
         servers = [served, other] if stored else [served]
         await asked(served, "before")
-        arms: list[dict[str, Any]] = [
-            {"id": "trie", "drafting": {"strategy": "trie"}},
-            {"id": "fork", "memory": "ARM_MEMORY_FORKED"},
-        ]
-        await started(served, arms, tenants=scope)
+        await started(served, [ARMS[0], {"id": "fork", "memory": "ARM_MEMORY_FORKED"}], tenants=scope)
         if stored:
             await knows(other)
         for one in servers:

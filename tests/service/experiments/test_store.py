@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from draftwood_service.experiments.report import CountReader
 from draftwood_strategies.drafting import DraftChoice
 from draftwood_tenants.experiments import store as redis_counts
 from draftwood_tenants.experiments.arms import ArmAssignment, Counting, Running
-from draftwood_tenants.experiments.counts import Counts, Origin, Outcome, Snapshot, total
+from draftwood_tenants.experiments.counts import Counts, Origin, Outcome, Snapshot
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig
 from draftwood_tenants.experiments.store import (
     CountStore,
@@ -108,14 +107,12 @@ async def test_one_process_leads_until_its_lease_ends(client: RedisClient) -> No
     assert not await stores[0].acquire_lease("a", 60.0)
 
 
-def request(number: int, **values: float) -> tuple[ArmAssignment, Outcome]:
-    unit_assignment = EXPERIMENT.split.assign("acme", str(number))
-    assert unit_assignment is not None
-    assignment = ArmAssignment(
-        EXPERIMENT, EXPERIMENT.config.arms[unit_assignment.arm], unit_assignment, "acme", str(number), True
-    )
-    times = {"tokens": 30, "steps": 10, "decode_seconds": 0.1 + number / 1e4, "ttft_seconds": 0.02, **values}
-    return assignment, Outcome(arrived_at=100.0 + number, **times)  # type: ignore[arg-type]
+def request(number: int) -> tuple[ArmAssignment, Outcome]:
+    unit = EXPERIMENT.split.assign("acme", str(number))
+    assert unit is not None
+    assignment = ArmAssignment(EXPERIMENT, EXPERIMENT.config.arms[unit.arm], unit, "acme", str(number), True)
+    seconds = 0.1 + number / 1e4
+    return assignment, Outcome(100.0 + number, tokens=30, steps=10, decode_seconds=seconds, ttft_seconds=0.02)
 
 
 def process(store: CountStore, boot: str) -> Counting:
@@ -125,16 +122,6 @@ def process(store: CountStore, boot: str) -> Counting:
 async def counted(store: CountStore) -> Counts:
     reader = CountReader(store, process(store, "a reader"))
     return (await reader.read(EXPERIMENT)).counts
-
-
-def of_one(numbers: range) -> Counts:
-    """The counts of one process that sees all of these requests."""
-    single = process(InProcessCounts(), "single")
-    for number in numbers:
-        single.record(*request(number))
-    snapshot = single.snapshot(EXPERIMENT.target)
-    assert snapshot is not None
-    return total([snapshot], 2)
 
 
 async def test_processes_add_up_and_a_killed_one_loses_only_what_it_had_not_written(store: CountStore) -> None:
@@ -147,14 +134,18 @@ async def test_processes_add_up_and_a_killed_one_loses_only_what_it_had_not_writ
     await killed.write()
     await other.write()
     killed.record(*request(1000))  # within its last second
-    await store.write(
-        EXPERIMENT.target, EncodedSnapshot(Origin("replica", "1.0"), 1, encode(Snapshot(A, 1, Counts.zero(2))))
-    )
+    empty = encode(Snapshot(A, 1, Counts.zero(2)))
+    await store.write(EXPERIMENT.target, stored(Origin("replica", "1.0"), 1, empty))
     restarted = process(store, "3")
     for number in range(60, 100):
         restarted.record(*request(number))
         await restarted.write()
-    found, expected = await counted(store), of_one(range(100))
+    alone = InProcessCounts()
+    single = process(alone, "sees all of them")
+    for number in range(100):
+        single.record(*request(number))
+    await single.write()
+    found, expected = await counted(store), await counted(alone)
     assert found.sums[..., 0].sum() == 100
     assert np.allclose(found.sums, expected.sums, rtol=1e-12, atol=0)
     assert np.array_equal(found.latencies, expected.latencies)
@@ -188,29 +179,6 @@ async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountS
         assert (reading.servers, reading.unreadable) == (1, 2)
         assert reading.counts.sums[..., 0].sum() == 10
     assert "2 processes cannot be read" in reading.report().conclusions[0].text
-
-
-async def test_what_was_read_of_many_experiments_is_dropped_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_service.experiments.report._MAX_EXPERIMENTS", 2)
-    store = InProcessCounts()
-    x, y, z = (Running.of(replace(EXPERIMENT.config, name=name)) for name in "xyz")
-    for number, one in enumerate((x, y, z), 1):
-        data = encode(Snapshot(A, number, Counts.zero(2)))
-        await store.write(one.target, stored(A, number, data))
-        await store.write(one.target, stored(B, number, b"damaged"))
-    known: list[dict[Origin, int]] = []
-    read = store.read
-
-    async def noted(target: Target, seen: Mapping[Origin, int]) -> list[EncodedSnapshot]:
-        known.append({**seen})
-        return await read(target, seen)
-
-    monkeypatch.setattr(store, "read", noted)
-    reader = CountReader(store, process(store, "a reader"))
-    for one in (x, y, x, z, y, x):
-        reading = await reader.read(one)
-        assert (reading.servers, reading.unreadable) == (1, 1)
-    assert known == [{}, {}, {A: 1, B: 1}, {}, {A: 2, B: 2}, {}]
 
 
 async def test_values_that_were_moved_are_not_read(client: RedisClient, valkey: Valkey) -> None:

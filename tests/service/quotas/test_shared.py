@@ -59,8 +59,7 @@ async def test_two_replicas_let_no_more_than_the_limit_through(server: Valkey) -
         assert 50 <= sum(map(len, each)) <= 51
         with pytest.raises(QuotaExceededError) as caught:
             await made[0].reserve("t", RateLimits(requests_per_minute=50), 1)
-        assert caught.value.retry_seconds is not None
-        assert 50 < caught.value.retry_seconds <= 61
+        assert 50 < (caught.value.retry_seconds or 0) <= 61
         assert not any(one.outages for one in made)
         [key] = server.client.keys("dw:{quota:*")
         assert 0 < server.client.ttl(key) <= 62
@@ -76,7 +75,7 @@ async def test_nothing_is_stored_without_limits_and_names_are_hidden_with_a_key(
         assert not any(b"secret-name" in key for key in keys)
 
 
-async def test_settle_gives_back_to_all_replicas(server: Valkey) -> None:
+async def test_what_is_given_back_counts_for_all_replicas_and_never_below_zero(server: Valkey) -> None:
     limits = RateLimits(tokens_per_minute=100, concurrency=1)
     async with limiters(server.url) as [first, second]:
         [one] = await admitted(first, limits, 3, tokens=90)
@@ -92,17 +91,12 @@ async def test_settle_gives_back_to_all_replicas(server: Valkey) -> None:
         with pytest.raises(QuotaExceededError, match="100 of 100"):
             await first.reserve("t", limits, 1)
         assert first._releasing == second._releasing == set()
-
-
-async def test_counts_never_become_negative(server: Valkey) -> None:
-    limits = RateLimits(tokens_per_minute=100)
-    async with limiters(server.url, 1) as [limiter]:
-        [one] = await admitted(limiter, limits, 1, tokens=90)
+        [lost] = await admitted(first, limits, 1, tokens=90, tenant="u")
         server.client.flushall()
-        await limiter.reserve("t", limits, 10)
-        one.release(0)
-        await one.released()
-        assert len(await admitted(limiter, limits, 3, tokens=50)) == 2
+        await first.reserve("u", limits, 10)
+        lost.release(0)  # counts never become negative
+        await lost.released()
+        assert len(await admitted(first, RateLimits(tokens_per_minute=100), 3, tokens=50, tenant="u")) == 2
 
 
 @pytest.mark.system
@@ -291,17 +285,6 @@ async def test_one_tenant_whose_refresh_fails_does_not_end_the_leases_of_others(
             assert not await admitted(other, limits, 1, tenant=tenant)
         assert holder._alone == {"a"}
         assert not await admitted(holder, limits, 1, tenant="a")  # two of its places are known here
-
-
-async def test_a_request_above_the_limit_never_fits(server: Valkey) -> None:
-    limits = RateLimits(tokens_per_minute=100)
-    async with limiters(server.url, 1) as [limiter]:
-        server.kill()
-        await until(lambda: limiter.degraded)  # found by a refresh, so that no tenant's request waits for the store
-        with pytest.raises(QuotaExceededError, match="101 tokens, and 100 are allowed") as refused:
-            await limiter.reserve("t", limits, 101)
-        assert refused.value.retry_seconds is None
-        assert not limiter._alone
 
 
 async def test_a_replica_whose_store_never_answered_has_the_whole_limit() -> None:

@@ -9,9 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 
 from draftwood_client import AsyncClient
@@ -21,26 +28,79 @@ from draftwood_service.telemetry import names, opened_telemetry
 from tests.service.fakes import answer, serving, until
 from tests.service.gateway.listening import listening, post
 from tests.service.rpc.test_endings import ask
-from tests.service.telemetry.collector import Collector, attributes, running_collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
 
 
+@dataclass
+class Collector:
+    """What has arrived over OTLP.
+
+    Attributes:
+        spans, logs: as in the protocol.
+        metrics: names.
+        resources: attributes of the resources of spans.
+    """
+
+    endpoint: str = ""
+    spans: list[Any] = field(default_factory=list)
+    logs: list[Any] = field(default_factory=list)
+    metrics: set[str] = field(default_factory=set)
+    resources: list[dict[str, str]] = field(default_factory=list)
+
+    def export(self, request: Any, context: Any) -> None:
+        """A call of one of the three services."""
+        match request:
+            case ExportTraceServiceRequest():
+                for traced in request.resource_spans:
+                    self.resources.append(attributes(traced.resource))
+                    self.spans += [span for scope in traced.scope_spans for span in scope.spans]
+            case ExportMetricsServiceRequest():
+                for measured in request.resource_metrics:
+                    self.metrics |= {metric.name for scope in measured.scope_metrics for metric in scope.metrics}
+            case ExportLogsServiceRequest():
+                for logged in request.resource_logs:
+                    self.logs += [line for scope in logged.scope_logs for line in scope.log_records]
+
+    def span(self, name: str) -> Any:
+        """The only span of this name."""
+        [span] = [one for one in self.spans if one.name == name]
+        return span
+
+
+def attributes(of: Any) -> dict[str, Any]:
+    """The attributes of a span, log line or resource."""
+    return {attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value")) for attribute in of.attributes}
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with running_collector() as running:
-        yield running
+    got, server = Collector(), grpc.server(ThreadPoolExecutor(4))
+    for name, request in (
+        ("trace.v1.TraceService", ExportTraceServiceRequest),
+        ("metrics.v1.MetricsService", ExportMetricsServiceRequest),
+        ("logs.v1.LogsService", ExportLogsServiceRequest),
+    ):
+        export: Any = grpc.unary_unary_rpc_method_handler(got.export, request.FromString, lambda nothing: b"")
+        service = grpc.method_handlers_generic_handler(f"opentelemetry.proto.collector.{name}", {"Export": export})
+        server.add_generic_rpc_handlers((service,))
+    got.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield got
+    server.stop(None).wait()
 
 
 async def test_a_request_is_a_tree_of_spans_in_the_callers_trace(collector: Collector) -> None:
+    tracer = TracerProvider().get_tracer("caller")
     async with serving(otlp_endpoint=collector.endpoint, trace_share=0.0) as served:
-        await answer(
-            served.stub.GenerateStream(ask("secret words", 20, request_id="mine", tenant="acme"), metadata=SAMPLED)
-        )
-    assert all(span.trace_id.hex() == TRACE for span in collector.spans)
+        with tracer.start_as_current_span("question") as span:
+            async with AsyncClient(served.server.address, tenant="acme") as client:
+                await client.generate("secret words", max_tokens=20, request_id="mine")
+    context = span.get_span_context()
+    assert {int(one.trace_id.hex(), 16) for one in collector.spans} == {context.trace_id}
     call = collector.span("draftwood.v1.GenerationService/GenerateStream")
-    assert call.parent_span_id.hex() == PARENT
+    assert int(call.parent_span_id.hex(), 16) == context.span_id
     assert attributes(call)[names.RPC_STATUS] == "OK"
     request = collector.span("text_completion fake")
     assert request.parent_span_id == call.span_id
@@ -57,16 +117,6 @@ async def test_a_request_is_a_tree_of_spans_in_the_callers_trace(collector: Coll
         assert inner.end_time_unix_nano <= call.end_time_unix_nano
     assert "secret words" not in str(collector.spans)
     assert collector.resources[0]["service.name"] == "draftwood"
-
-
-async def test_the_client_sends_the_present_trace(collector: Collector) -> None:
-    tracer = TracerProvider().get_tracer("caller")
-    async with serving(otlp_endpoint=collector.endpoint, trace_share=0.0) as served:
-        with tracer.start_as_current_span("question") as span:
-            async with AsyncClient(served.server.address) as client:
-                await client.generate("hello", max_tokens=4)
-    call = collector.span("draftwood.v1.GenerationService/GenerateStream")
-    assert int(call.parent_span_id.hex(), 16) == span.get_span_context().span_id
 
 
 async def test_the_trace_of_a_gateways_caller_goes_on_in_the_service(collector: Collector) -> None:
@@ -95,7 +145,7 @@ async def test_errors_and_cancellations_are_marked(collector: Collector) -> None
     assert call.status.code == request.status.code == 2
 
 
-async def test_the_share_decides_where_the_caller_has_not(collector: Collector) -> None:
+async def test_the_share_decides_if_the_caller_has_not(collector: Collector) -> None:
     unsampled = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
     for share, metadata in ((0.0, ()), (1.0, unsampled)):
         async with serving(otlp_endpoint=collector.endpoint, trace_share=share) as served:
@@ -131,7 +181,7 @@ async def test_a_collector_that_is_away_costs_nothing(logged: io.StringIO, monke
     async with serving(otlp_endpoint="http://127.0.0.1:9", trace_share=1.0) as served:
         for _ in range(20):
             assert (await answer(served.stub.GenerateStream(ask("hello", 4)))).error is None
-        await asyncio.to_thread(until_logged, logged, "telemetry is not delivered")
+        await until(lambda: "telemetry is not delivered" in logged.getvalue())
         began = time.perf_counter()
     assert time.perf_counter() - began < 5.0
     assert logged.getvalue().count("telemetry is not delivered") == 1
@@ -140,18 +190,10 @@ async def test_a_collector_that_is_away_costs_nothing(logged: io.StringIO, monke
             await asyncio.to_thread(thread.join, 30)
 
 
-def until_logged(logged: io.StringIO, event: str) -> None:
-    deadline = time.monotonic() + 30
-    while event not in logged.getvalue():
-        assert time.monotonic() < deadline, f"{event!r} was not logged"
-        time.sleep(0.01)
-
-
 def test_an_unknown_protocol_is_refused_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     handlers = list(logging.getLogger("opentelemetry").handlers)
     with pytest.raises(InvalidValueError, match="grpc, http/protobuf"):
         opened_telemetry(Settings(otlp_endpoint="http://127.0.0.1:4317", metrics_port=port))

@@ -18,7 +18,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.engine import reports as reporter
 from draftwood_service.settings import Settings
-from draftwood_service.telemetry import NO_TELEMETRY, names, opened_telemetry
+from draftwood_service.telemetry import names, opened_telemetry
 from draftwood_service.telemetry.metrics import ALIASES
 from draftwood_service.telemetry.names import Kind, Metric
 from draftwood_service.telemetry.observed import OBSERVED
@@ -147,11 +147,6 @@ async def test_health_is_a_metric() -> None:
         served.engine.step_error = None
         await until(lambda: served.server.recovery.restarts == 1 and served.server.serving)
         assert value(await collected(served), "draftwood_engine_restarts") == 1
-
-
-def test_nothing_is_imported_for_a_service_that_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert opened_telemetry(Settings()) is NO_TELEMETRY
 
 
 def test_a_port_that_is_taken_is_refused_by_name() -> None:

@@ -38,16 +38,6 @@ def valkey() -> Iterator[Valkey]:
         yield server
 
 
-async def health(served: Served) -> int:
-    found = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest())
-    return int(found.status)
-
-
-async def state(served: Served) -> int:
-    stub = status_pb2_grpc.StatusServiceStub(served.channel)
-    return int((await stub.GetStatus(status_pb2.GetStatusRequest())).status.state)
-
-
 async def configure(served: Served, tenant: str = "acme", fields: dict[str, Any] = CONFIGURED) -> None:
     stub = tenants_pb2_grpc.TenantServiceStub(served.channel)
     await stub.CreateTenant(pb.CreateTenantRequest(tenant_id=tenant, tenant=ParseDict(fields, pb.Tenant())))
@@ -73,21 +63,34 @@ def learned(served: Served) -> int:
     return served.memory.outbox.pending + served.memory.counters().pushed
 
 
-async def test_a_server_that_starts_while_its_store_is_away_refuses_until_it_was_read(valkey: Valkey) -> None:
+async def states(served: Served) -> tuple[int, int]:
+    """Of health, and of the status for operators."""
+    health = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest())
+    status = await status_pb2_grpc.StatusServiceStub(served.channel).GetStatus(status_pb2.GetStatusRequest())
+    return health.status, status.status.state
+
+
+async def test_a_server_that_starts_while_its_store_is_away_refuses_until_it_was_read(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """But for the tenants of its file."""
+    file = tmp_path / "tenants.yaml"
+    limited = "quotas: {requestsPerMinute: 2}, learning: {scope: LEARNING_SCOPE_NOTHING}"
+    file.write_text(f"tenants: [{{name: tenants/of-file, {limited}}}]")
     async with serving(store=valkey.url) as before:
         await configure(before)
     valkey.kill()
-    async with serving(store=valkey.url, store_timeout=0.5) as served:
-        assert await health(served) == HEALTH.NOT_SERVING
-        assert await state(served) == status_pb2.SERVING_STATE_CONFIGURATION_UNKNOWN
+    async with serving(store=valkey.url, store_timeout=0.5, tenants_file=file) as served:
+        assert await states(served) == (HEALTH.NOT_SERVING, status_pb2.SERVING_STATE_CONFIGURATION_UNKNOWN)
         refused = await ask(served, times=10)
         assert reasons(refused) == ["CONFIGURATION_UNKNOWN"] * 10
         assert refused[0].status.code() is grpc.StatusCode.UNAVAILABLE
         assert not learned(served)
+        assert reasons(await ask(served, "of-file", 3)) == ["", "", "QUOTA_EXCEEDED"]
+        assert reasons(await ask(served, "other")) == ["CONFIGURATION_UNKNOWN"]
         valkey.start()
         await until(lambda: served.server.serving)
-        assert await health(served) == HEALTH.SERVING
-        assert await state(served) == status_pb2.SERVING_STATE_SERVING
+        assert await states(served) == (HEALTH.SERVING, status_pb2.SERVING_STATE_SERVING)
         assert reasons(await ask(served, times=10)).count("") == 3
         await served.assert_idle()
         assert not learned(served)
@@ -99,7 +102,7 @@ async def test_a_server_without_tenants_serves_while_its_store_is_away(valkey: V
         assert reasons(await ask(before)) == [""]
     valkey.kill()
     async with serving(**kept, model_cache_folder=tmp_path) as served:
-        assert await health(served) == HEALTH.SERVING
+        assert (await states(served))[0] == HEALTH.SERVING
         assert reasons(await ask(served, times=5)) == [""] * 5
         await served.assert_idle()
         assert not learned(served)  # someone may have configured the tenant meanwhile
@@ -107,15 +110,6 @@ async def test_a_server_without_tenants_serves_while_its_store_is_away(valkey: V
         await until(lambda: catalog(served).config_of("acme").learning.scope is LearningScope.OUTPUTS)
         await ask(served)
         await until(lambda: learned(served) > 0)
-
-
-async def test_a_tenant_of_the_file_is_known(valkey: Valkey, tmp_path: Path) -> None:
-    file = tmp_path / "tenants.yaml"
-    file.write_text("tenants: [{name: tenants/of-file, quotas: {requestsPerMinute: 2}}]")
-    valkey.kill()
-    async with serving(store=valkey.url, store_timeout=0.5, tenants_file=file) as served:
-        assert reasons(await ask(served, "of-file", 3)) == ["", "", "QUOTA_EXCEEDED"]
-        assert reasons(await ask(served, "other")) == ["CONFIGURATION_UNKNOWN"]
 
 
 async def test_a_running_server_keeps_what_a_wiped_store_had(valkey: Valkey) -> None:
