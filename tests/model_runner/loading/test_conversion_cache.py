@@ -136,9 +136,10 @@ def test_another_model_or_version_and_other_options_have_other_entries(
     assert place(Path(BUNDLED_MODEL), threads=1) == before
     assert place(model, threads=2) != before
     assert place(model, threads=1, dtype="bfloat16") != before
+    versions = {package: version(package) for package in conversion_cache._PACKAGES}
     for package in ("torch", "transformers", "openvino"):
         with monkeypatch.context() as patched:
-            patched.setattr(conversion_cache, "version", lambda name: "0" if name == package else version(name))  # noqa: B023
+            patched.setattr(conversion_cache, "version", (versions | {package: "0"}).__getitem__)
             assert place(model, threads=1) != before, package
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1

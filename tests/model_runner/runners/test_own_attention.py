@@ -11,23 +11,12 @@ import transformers as tf
 
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.model_calls import follow_positions, positions_of_step
-from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, noted_calls, pack_linears
-from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.families import generate, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import batch_of, engine_of, run
 from tests.model_runner.small_models import small_model
 
 _CONTEXT = 128
-
-
-@pytest.mark.parametrize(
-    ("family", "masks"), [("bloom", None), ("falcon", "one"), ("axk2", "by kind"), ("deepseek_v4", None)]
-)
-def test_how_a_model_is_computed(family: str, masks: str | None) -> None:
-    layout = probe(small_model(family), exact=False, max_context=_CONTEXT)
-    assert layout.model_cache is not None
-    assert layout.model_cache.tree_masks == masks
 
 
 @pytest.mark.parametrize("family", ["bloom", "gptj"])
@@ -65,25 +54,3 @@ def test_positions_reach_embeddings_only_within_a_step() -> None:
         embedded = module.model.decoder.embed_positions(ids, 0)
     assert torch.equal(embedded[0, 1], embedded[0, 2])
     assert not torch.equal(embedded[0, 0], embedded[0, 1])
-
-
-class _Router(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = torch.nn.Linear(8, 4)
-        self.out = torch.nn.Linear(8, 8)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.out(inputs)
-        return hidden @ self.classifier.weight.T
-
-
-@torch.inference_mode()
-def test_a_layer_whose_weight_is_read_is_not_packed() -> None:
-    router, inputs = _Router().eval(), torch.randn(3, 8)
-    with noted_calls(router) as called:
-        expected = router(inputs)
-    pack_linears(router, called)
-    assert isinstance(router.out, PackedLinear)
-    assert not isinstance(router.classifier, PackedLinear)
-    torch.testing.assert_close(router(inputs), expected)
