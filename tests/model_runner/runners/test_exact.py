@@ -31,8 +31,11 @@ Written = tuple[list[int], list[TokenLogprobs]]
 @functools.cache
 def model(family: str, dtype: torch.dtype) -> LoadedModel:
     if family == "bundled":
-        return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), max_context=320, exact=True)
-    return adopted(family, dtype)
+        loaded = load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), max_context=320, exact=True)
+    else:
+        loaded = adopted(family, dtype)
+    assert loaded.exact
+    return loaded
 
 
 @functools.cache
@@ -62,7 +65,7 @@ def outputs(engine: Engine, sequences: list[Sequence], preempt_every: int = 0) -
             written[output.sequence][0].extend(output.token_ids)
             written[output.sequence][1].extend(output.logprobs)
         engine.check()
-    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
+    assert_no_faults(sequences)
     return list(written.values())
 
 
@@ -84,18 +87,26 @@ def plain(family: str, dtype: torch.dtype, temperature: float) -> list[Written]:
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(torch.bfloat16, id="bfloat16"), pytest.param(torch.float32, id="float32", marks=pytest.mark.system)],
+    ("family", "dtype"),
+    [
+        *((family, torch.bfloat16) for family in (*RANDOM_FAMILIES, "bundled")),
+        *((family, torch.float32) for family in ("llama", "bundled")),
+    ],
 )
-@pytest.mark.parametrize("family", [*RANDOM_FAMILIES, "bundled"])
 def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dtype) -> None:
-    assert model(family, dtype).exact
+    """After preemptions too: what was written token by token is computed again in chunks, and goes on from there."""
     wanted = plain(family, dtype, 1.0)
     answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
-    for seed, chunk in ((1, 512), (2, 37)):
-        oracle = OracleStrategy(answers, VOCAB, seed)
-        crowded = engine(family, dtype, prefill_chunk=chunk, max_running=5)
-        assert write(crowded, prompts(family), oracle, 1.0) == wanted
+    for seed, preempt_every, options in (
+        (1, 0, {}),
+        (2, 0, {"prefill_chunk": 37}),
+        (3, 6, {}),
+        (4, 6, {"prefill_chunk": 90, "prefix_cache": False}),
+    ):
+        crowded, oracle = engine(family, dtype, max_running=5, **options), OracleStrategy(answers, VOCAB, seed)
+        sequences = [sampled(prompt, 1.0, oracle) for prompt in prompts(family)]
+        assert outputs(crowded, sequences, preempt_every) == wanted
+        assert (sum(sequence.stats.preemptions for sequence in sequences) > 0) == (preempt_every > 0)
 
 
 @pytest.mark.parametrize("name", ["draft_model", "hybrid"])
@@ -105,22 +116,7 @@ def test_the_same_bits_with_a_model_that_drafts(family: str, name: str) -> None:
     crowded = engine_of(drafting_for_itself(model(family, torch.bfloat16)), 64, max_running=5, prefill_chunk=37)
     sequences = [sampled(prompt, 1.0, create_beside(crowded, name)) for prompt in prompts(family)]
     assert outputs(crowded, sequences, preempt_every=6) == wanted
-    assert_no_faults(sequences)
     assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "bundled"])
-def test_the_same_bits_after_a_preemption(family: str) -> None:
-    """What was written token by token is computed again in chunks, and goes on from there, drafted."""
-    wanted = plain(family, torch.bfloat16, 1.0)
-    answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
-    for prefix_cache, chunk in ((True, 512), (False, 90)):
-        options = {"prefix_cache": prefix_cache, "prefill_chunk": chunk}
-        crowded = engine(family, torch.bfloat16, max_running=5, **options)
-        oracle = OracleStrategy(answers, VOCAB, seed=3)
-        sequences = [sampled(prompt, 1.0, oracle) for prompt in prompts(family)]
-        assert outputs(crowded, sequences, preempt_every=6) == wanted
-        assert sum(sequence.stats.preemptions for sequence in sequences) > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "bundled"])
@@ -140,7 +136,6 @@ def test_the_same_bits_after_a_reused_prefix(family: str) -> None:
         assert sequence.stats.cached_prompt_tokens >= len(first) // PAGE_SIZE * PAGE_SIZE
 
 
-@pytest.mark.system
 def test_real_text_in_bfloat16_with_every_strategy() -> None:
     questions = ["i want my money back!!", "how do i change my adress", "track order 5512"]
     tokenizer = model("bundled", torch.bfloat16).tokenizer
@@ -157,7 +152,6 @@ def test_exact_is_the_default_below_float32() -> None:
     assert not load_model(BUNDLED_MODEL, dtype="float32", runner="torch").exact
 
 
-@pytest.mark.system
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     wanted = plain("bundled", torch.bfloat16, 1.0)
     two = engine("bundled", torch.bfloat16, threads=2)

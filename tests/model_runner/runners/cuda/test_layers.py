@@ -117,12 +117,6 @@ def test_a_model_can_be_taken_over_again() -> None:
         assert fused_parts(module)["FusedDecoder"] == 1
 
 
-def test_angles_of_other_heads_are_refused() -> None:
-    query, angles = torch.zeros(1, 2, 3, 16, device=DEVICE), torch.zeros(1, 3, 8, device=DEVICE)
-    with pytest.raises(ValueError, match="cosines for"):
-        fused_rotation(query, query, angles, angles)
-
-
 def test_fused_operations_are_right_to_rounding() -> None:
     """In float64, of parts of wider rows, as joined products leave them."""
     torch.manual_seed(0)
@@ -216,21 +210,6 @@ def test_weights_stay_what_they_were_in_no_more_memory() -> None:
     assert fingerprint(module, tokenizer) == identity
     assert sum(storages(module).values()) == sum(size.values())
     assert len(storages(module)) == len(size) - 2 * (2 + 2 + 1)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@torch.inference_mode()
-def test_one_product(bias: bool) -> None:
-    alone = layers(bias)
-    x = torch.randn(1, 3, 32, device=DEVICE)
-    expected = [layer(x) for layer in alone]
-    products = ParallelLinears(alone, join=True)
-    assert products.joined
-    parts = products(x)
-    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    for layer, part, right in zip(alone, parts, expected, strict=True):
-        assert torch.allclose(part, right, atol=1e-6)
-        assert torch.equal(layer(x), right)
 
 
 class Adapted(nn.Linear):

@@ -109,35 +109,23 @@ def test_a_matrix_is_rounded_by_half_a_step_at_most(rows: list[list[float]]) -> 
             assert np.abs(rounded - matrix).mean() <= scales.mean() * 0.501
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt-neox"])
-def test_all_matrices_have_8_bits(family: str) -> None:
-    """Tied or not, and whatever the order of their sides."""
-    model = convert(tiny(family), 128)[0]
-    before = _matrices(model)
-    weights.quantize_weights(model, 8)
-    assert len(before) > 3 * 4
-    assert _matrices(model) == []
-    stored = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
-    assert sum(node.get_element_type() == ov.Type.u8 and node.shape[-1] > 1 for node in stored) == len(before)
-
-
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"])
-def test_4_bits_are_for_products_other_than_the_head(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If their inputs are whole groups."""
+def test_all_matrices_are_quantized(family: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order of their sides. 4 bits are for products other than the head whose inputs are whole groups."""
     monkeypatch.setattr(weights, "GROUP", 64)
-    module = tiny(family, intermediate_size=96)
-    model = convert(module, 128)[0]
-    before = [node.shape for node in model.get_ops() if node.get_friendly_name() in _matrices(model)]
-    weights.quantize_weights(model, 4)
+    model = convert(tiny(family, intermediate_size=96), 128)[0]
+    before = _matrices(model)
+    weights.quantize_weights(model, bits)
     assert _matrices(model) == []
     stored: dict[str, list[list[int]]] = {"u4": [], "u8": []}
     for node in model.get_ops():
         kind = node.get_element_type().get_type_name() if node.get_type_name() == "Constant" else ""
         if kind in stored and node.shape[-1] > 1:
             stored[kind].append([*node.shape])
-    assert all(shape[-1] == 64 for shape in stored["u4"])
-    assert len(stored["u4"]) + len(stored["u8"]) == len(before)
+    assert len(stored["u4"]) + len(stored["u8"]) == len(before) > 3 * 4
     assert {shape[1] for shape in stored["u8"]} == {64, 96}
+    assert {shape[-1] for shape in stored["u4"]} == ({64} if bits == 4 else set())
 
 
 def test_groups_of_inputs_are_rounded_apart(monkeypatch: pytest.MonkeyPatch) -> None:
