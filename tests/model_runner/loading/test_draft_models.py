@@ -129,23 +129,14 @@ def test_a_model_that_shows_no_layers_has_no_head() -> None:
         taken_over(module, runner="torch", feature_layers=(2,))
 
 
-@pytest.mark.parametrize("runner", ["auto", "torch", "cuda"])
-def test_a_model_and_its_head_are_loaded_by_every_runner(
-    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("exact", [None, True])
+def test_a_model_and_its_head_are_loaded_by_torch_without_openvino(
+    exact: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without OpenVINO, which is known after the model was read, by the torch runner."""
-    if runner == "cuda":
-        # Kernels, which few tests of this file need.
-        from tests.model_runner.runners.cuda.interpreting import interpret
-
-        interpret()
     monkeypatch.setattr(loaded, "find_spec", lambda name: None)
-    folder = write_model(tmp_path / "model", permuting_model())
-    exact = True if runner == "torch" else None
-    head = write_knowing_head(tmp_path / "head")
-    model = load_model(folder, draft_head=head, runner=runner, threads=1, exact=exact)
-    assert model.runner_name == ("torch" if runner == "auto" else runner)
-    assert model.exact == (runner == "torch")
+    folder, head = write_model(tmp_path / "model", permuting_model()), write_knowing_head(tmp_path / "head")
+    model = load_model(folder, draft_head=head, threads=1, exact=exact)
+    assert (model.runner_name, model.exact) == ("torch", exact is True)
     assert [(facts.strategy, facts.parameters) for facts in model.draft_models] == [("head", 49_408)]
     engine = Engine(model, EngineConfig(max_running=2, max_draft_nodes=6, adaptive_budget=False))
     with model_strategies(engine):

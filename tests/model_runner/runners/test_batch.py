@@ -39,28 +39,6 @@ def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length:
     assert depths.tolist() == [len(path) - 1 for path in actual]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=4), st.sampled_from([1, 4, 32]))
-def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tuple[int, int]], page_size: int) -> None:
-    order = np.random.default_rng(0).permutation(500).astype(np.int32)
-    tables, expected = [], []
-    for context, count in rows:
-        needed = -(-(context + count) // page_size)
-        tables.append(order[:needed])
-        order = order[needed:]
-        expected += [
-            int(tables[-1][entry // page_size]) * page_size + entry % page_size
-            for entry in range(context, context + count)
-        ]
-    batch = lay_out(
-        [
-            BatchRow(pages, context, np.zeros(count, np.int32), EMPTY_TREE, logits_from=count)
-            for pages, (context, count) in zip(tables, rows, strict=True)
-        ]
-    )
-    assert batch.slot_mapping(page_size).tolist() == expected
-    assert batch.cu_blocks.tolist() == np.cumsum([0, *map(len, tables)]).tolist()
-
-
 @given(st.lists(trees(12), min_size=1, max_size=4), st.integers(0, 5))
 def test_trees_keep_their_first_levels(drafts: list[DraftTree], levels: int) -> None:
     n, zeros = len(drafts), np.zeros(len(drafts), np.int32)

@@ -10,7 +10,9 @@ import functools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError
 from draftwood_model_runner.loading.model import LoadedModel
