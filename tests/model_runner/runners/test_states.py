@@ -37,15 +37,12 @@ def memory() -> StateMemory:
 
 
 def test_a_state_serves_up_to_its_last_accepted_node(memory: StateMemory) -> None:
+    """Accepted nodes come first, as their keys do."""
     row = after_step(memory, 0, 3, 4)
     assert all(memory.find(TABLE, context) is row for context in (3, 4, 7))
     for context in (1, 2, 8):
         with pytest.raises(RuntimeError, match=f"first {context} tokens"):
             memory.find(TABLE, context)
-
-
-def test_accepted_nodes_come_first_as_their_keys_do(memory: StateMemory) -> None:
-    row = after_step(memory, 0, 3, 4)
     moves = np.array(row.slots, np.int32)
     memory.move(KVCompaction(moves[[1, 3]], moves[[0, 1]], np.array([0, 2], np.int32)))
     assert row.nodes[:2] == [1, 3]
@@ -58,23 +55,19 @@ def test_the_state_before_is_gone_after_a_step(memory: StateMemory) -> None:
         memory.find(TABLE, 3)
 
 
-def test_nothing_is_found_in_pages_that_were_released(memory: StateMemory) -> None:
+def test_two_sequences_begin_after_a_page_until_it_is_released(memory: StateMemory) -> None:
     after_step(memory, 0, 4, 0)
     memory.keep_end(7, state(2.0))
     memory.release([7], kept=True)
-    assert memory.resumes_after(7)
     with pytest.raises(RuntimeError):
         memory.find(TABLE, 4)
-    memory.release([7], kept=False)
-    assert not memory.resumes_after(7)
-
-
-def test_two_sequences_begin_after_the_same_page(memory: StateMemory) -> None:
-    memory.keep_end(7, state(2.0))
     memory.resume(7, first=3, position=PAGE)
     memory.resume(7, first=8, position=PAGE)
     for table in (TABLE, np.array([7, 8], np.int32)):
         assert memory.find(table, PAGE).states[0]["recurrent", 0][0, 0] == 2.0
+    assert memory.resumes_after(7)
+    memory.release([7], kept=False)
+    assert not memory.resumes_after(7)
 
 
 def test_a_page_that_is_written_again_has_no_state(memory: StateMemory) -> None:

@@ -55,7 +55,7 @@ def random_rows(random: np.random.Generator, count: int, most_nodes: int) -> lis
     rows, pages = [], random.permutation(MOST_PAGES).astype(np.int32)
     for own in np.split(pages, count):
         nodes = int(random.integers(0, most_nodes + 1))
-        tree = random_tree(random, nodes, 0.5)
+        tree = DraftTree.of(random.permutation(500)[:nodes], random_tree(random, nodes, 0.5).parents)
         most = nodes + int(random.integers(0, 3))
         longest = min(int(random.integers(0, 200)), own.size * PAGE_SIZE - most - 2)
         context = max(0, longest - int(random.integers(0, 9)))
