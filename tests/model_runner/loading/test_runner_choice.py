@@ -74,13 +74,19 @@ def test_quantized_weights_of_a_model_that_openvino_cannot_compute(runner: str) 
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "known"),
-    [("weights", "int2", "as-is, int8, int4"), ("runner", "onnx", "auto, cuda, openvino, torch")],
+    ("field", "value", "allowed"),
+    [
+        ("weights", "int2", "as-is, int8, int4"),
+        ("runner", "onnx", "auto, cuda, openvino, torch"),
+        ("device", "toaster", ""),
+        ("dtype", "int3", "float32"),
+        ("max_context", 10**9, "2,?048"),
+    ],
 )
-def test_an_unknown_value_is_told_the_known_ones(field: str, value: str, known: str) -> None:
-    with pytest.raises(InvalidValueError, match=known) as caught:
-        load_model(BUNDLED_MODEL, **{field: value})  # type: ignore[arg-type]
-    assert caught.value.field == field
+def test_a_bad_option_is_named_with_what_is_allowed(field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidValueError, match=allowed) as caught:
+        load_model(BUNDLED_MODEL, **{field: value})
+    assert (caught.value.field, caught.value.value) == (field, value)
 
 
 def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 import transformers as tf
 from transformers import AutoConfig
 
-from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from draftwood_model_runner.errors import ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.runners import recurrent_layers as recurrent_layers
 from draftwood_model_runner.runners.base import KVShape
@@ -150,16 +150,6 @@ def test_a_checkpoint_that_was_not_copied_to_its_end_is_named(tmp_path: Path) ->
     os.truncate(tmp_path / "model.safetensors", 2000)
     with pytest.raises(ModelNotFoundError, match="its weights cannot be loaded"):
         load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [({"device": "toaster"}, "device"), ({"dtype": "int3"}, "dtype"), ({"max_context": 10**9}, "max_context")],
-)
-def test_a_bad_option_is_named(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidValueError) as caught:
-        load_model(BUNDLED_MODEL, **options)
-    assert caught.value.field == field
 
 
 def test_kernel_caches_are_bounded_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,10 @@ import torch
 from draftwood_benchmarks.gpu_attention import random_tree
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention
+from draftwood_model_runner.runners.cuda.device import Machine
+from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE, KVPages, StepArrays
+from draftwood_model_runner.runners.cuda.tiling import LEVELS, Division, divide, divide_exactly
 
 CPU = torch.device("cpu")
 
@@ -114,10 +117,6 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
     no token may see, holds NaN."""
-    from draftwood_model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention
-    from draftwood_model_runner.runners.cuda.device import Machine
-    from draftwood_model_runner.runners.cuda.memory import KVPages, StepArrays
-    from draftwood_model_runner.runners.cuda.tiling import LEVELS, Division, divide, divide_exactly
 
     def numbers(*size: int) -> torch.Tensor:
         return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)

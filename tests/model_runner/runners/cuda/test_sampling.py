@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -157,24 +155,6 @@ def test_choices_with_masks_can_be_sent_to_other_processes() -> None:
     assert callable(expected.masks)
     assert (rule.masks.bits == expected.masks().bits).all()
     assert rule.masks.rows.tolist() == [0, 1]
-
-
-def test_a_batch_of_all_kinds() -> None:
-    """A sampled row between others: none changes another, and rows of the host stay as they are."""
-    random = np.random.default_rng(1)
-    params = SamplingParams(temperature=0.8, top_p=0.8, seed=5)
-    batch = [(Written(replace(params, seed=i), i), random_tree(random, n, 0.5)) for i, n in enumerate((3, 0, 4, 2))]
-    logits = made_up_logits(random, sum(1 + len(tree) for _, tree in batch), coarse=False)
-    kinds: list[Any] = [MOST_PROBABLE, None, ON_HOST, None]
-    together, _, _ = sampled_by_kernels(batch, logits, kinds)
-    begin = 0
-    for row, kind in zip(batch, kinds, strict=True):
-        rows = slice(begin, begin + 1 + len(row[1]))
-        begin = rows.stop
-        alone, _, _ = sampled_by_kernels([row], logits[rows], [kind])
-        assert (together[rows] == alone).all()
-        if kind is not None:
-            assert (together[rows] == logits[rows].argmax(1).numpy()).all()
 
 
 def test_log_probabilities() -> None:
