@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -16,8 +18,10 @@ from transformers import AutoConfig
 
 from draftwood_model_runner.errors import ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.runners import recurrent_layers as recurrent_layers
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.runners import recurrent_layers
 from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.model_calls import follow_positions, positions_of_step
 from draftwood_model_runner.runners.shrinking import (
     THRESHOLD_FIELDS,
     randomized,
@@ -28,8 +32,10 @@ from draftwood_model_runner.runners.shrinking import (
 from draftwood_model_runner.runners.torch import packed_linear as machine
 from draftwood_model_runner.runners.torch.kv_cache import KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
-from tests.model_runner.families import RANDOM_FAMILIES, taken_over, tiny
-from tests.model_runner.small_models import FAMILIES, NO_TEXT, TINY, build
+from tests.model_runner.families import RANDOM_FAMILIES, generate, taken_over, tiny
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.small_models import FAMILIES, NO_TEXT, TINY, build, small_model
 
 _MAX_CONTEXT = 128
 _LLAMA4: dict[str, Any] = {**TINY, "num_local_experts": 2, "num_key_value_heads": 2, "head_dim": 16, "floor_scale": 64}
@@ -91,6 +97,43 @@ def test_what_differs_beyond_a_threshold_only_keeps_its_own_attention_there(conf
     assert beyond.model_cache.tree_masks == masks
     assert within.model_cache is None
     assert len(within.shapes) == 2
+
+
+@pytest.mark.parametrize("family", ["bloom", "gptj"])
+@torch.inference_mode()
+def test_shared_prefixes_and_preemption_change_nothing_with_a_models_own_attention(family: str) -> None:
+    """Over chains and over trees."""
+    module = small_model(family)
+    module.generation_config = tf.GenerationConfig()
+    random = np.random.default_rng(0)
+    common = random.integers(3, 128, 40, np.int32)
+    prompts = [np.concatenate([common, random.integers(3, 128, n, np.int32)]) for n in (3, 9, 20, 33)]
+    answers = [generate(module, prompt, 30) for prompt in prompts]
+    model = taken_over(copy.deepcopy(module), name="small", max_context=_MAX_CONTEXT, defaults="greedy")
+    oracle = OracleStrategy(dict(zip([tuple(prompt.tolist()) for prompt in prompts], answers, strict=True)), 128, 0)
+    engine, stop = engine_of(model, 16, max_running=4, kv_cache_tokens=208), StopParams(30)
+    for _ in range(2):  # the second time prefixes are in the cache
+        batch = batch_of(prompts, stop, strategy=oracle, max_draft_nodes=8)
+        run(engine, *batch)
+        assert [sequence.output for sequence in batch] == answers
+        assert sum(sequence.stats.accepted_tokens for sequence in batch) > 30
+
+
+@torch.inference_mode()
+def test_positions_reach_embeddings_only_within_a_step() -> None:
+    config = tf.BartConfig(
+        vocab_size=128, d_model=32, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32, is_decoder=True
+    )
+    module = tf.BartForCausalLM(config).eval()
+    ids = torch.tensor([[5, 6, 6]])
+    before = module(input_ids=ids).logits
+    assert follow_positions(module) == 1
+    assert follow_positions(module) == 1  # once more adds nothing
+    assert torch.equal(module(input_ids=ids).logits, before)
+    with positions_of_step(torch.tensor([[0, 1, 1]])):
+        embedded = module.model.decoder.embed_positions(ids, 0)
+    assert torch.equal(embedded[0, 1], embedded[0, 2])
+    assert not torch.equal(embedded[0, 0], embedded[0, 1])
 
 
 _GEMMA4: dict[str, Any] = {**TINY, "head_dim": 16, "num_key_value_heads": 2}
