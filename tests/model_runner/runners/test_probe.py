@@ -21,7 +21,6 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners import recurrent_layers
 from draftwood_model_runner.runners.base import KVShape
-from draftwood_model_runner.runners.model_calls import follow_positions, positions_of_step
 from draftwood_model_runner.runners.shrinking import (
     THRESHOLD_FIELDS,
     randomized,
@@ -117,23 +116,6 @@ def test_shared_prefixes_and_preemption_change_nothing_with_a_models_own_attenti
         run(engine, *batch)
         assert [sequence.output for sequence in batch] == answers
         assert sum(sequence.stats.accepted_tokens for sequence in batch) > 30
-
-
-@torch.inference_mode()
-def test_positions_reach_embeddings_only_within_a_step() -> None:
-    config = tf.BartConfig(
-        vocab_size=128, d_model=32, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32, is_decoder=True
-    )
-    module = tf.BartForCausalLM(config).eval()
-    ids = torch.tensor([[5, 6, 6]])
-    before = module(input_ids=ids).logits
-    assert follow_positions(module) == 1
-    assert follow_positions(module) == 1  # once more adds nothing
-    assert torch.equal(module(input_ids=ids).logits, before)
-    with positions_of_step(torch.tensor([[0, 1, 1]])):
-        embedded = module.model.decoder.embed_positions(ids, 0)
-    assert torch.equal(embedded[0, 1], embedded[0, 2])
-    assert not torch.equal(embedded[0, 0], embedded[0, 1])
 
 
 _GEMMA4: dict[str, Any] = {**TINY, "head_dim": 16, "num_key_value_heads": 2}
