@@ -15,7 +15,7 @@ from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.cuda import tiling
 from tests.model_runner.runners.cuda import reference
 from tests.model_runner.runners.cuda.device import DEVICE
-from tests.model_runner.runners.cuda.reference import entries, random_batch
+from tests.model_runner.runners.cuda.reference import random_batch
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of numbers of about 1."""
@@ -56,7 +56,7 @@ def test_ragged_batches(
     random = np.random.default_rng(seed)
     step, pages = random_batch(random, batch, deep)
     options: dict[str, Any] = {"window": window, "many_rows": many_rows, "padding": seed % 3, "exact": exact}
-    check(*attended(step, pages, KVShape(2, 16, 16), group, dtype, random, **options)[:2])
+    check(*attended(step, pages, KVShape(2, 16, 16), group, dtype, random, **options))
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,4 @@ def test_shapes_trees_of_several_words_softcap_and_sinks(
     step, pages = random_batch(random, rows, 0.6)
     if "sinks" in options:
         options = options | {"sinks": torch.tensor(options["sinks"], device=DEVICE)}
-    check(*attended(step, pages, shape, group, torch.float32, random, **options)[:2])
-
-
-def test_keys_and_values_are_where_the_tables_say() -> None:
-    random = np.random.default_rng(5)
-    step, pages = random_batch(random, [(30, 3, 7), (0, 20, 0)], 0.5)
-    _, _, (kv, key, value) = attended(step, pages, KVShape(2, 16, 32), 1, torch.float32, random, padding=2)
-    for row in range(step.rows):
-        begin = int(step.cu_seqlens[row])
-        for i, (page, at) in enumerate(entries(step, row)[int(step.context_lens[row]) :]):
-            assert torch.equal(kv.layers[0][page, :, at], torch.cat([key[begin + i], value[begin + i]], 1))
-    used = sum(int(step.context_lens[row]) for row in range(step.rows)) + step.size
-    assert int(torch.isfinite(kv.layers[0][:, 0, :, 0]).sum()) == used, "nothing else was written"
+    check(*attended(step, pages, shape, group, torch.float32, random, **options))
