@@ -109,7 +109,7 @@ def attended(
     exact: bool = False,
     device: torch.device = CPU,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernels compute, and what is right. Memory that no kernel has written, or no token may see, holds NaN."""
+    """What the kernels compute, and what is right. Memory that is not written, or that no token may see, holds NaN."""
 
     def numbers(*size: int) -> torch.Tensor:
         return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)
