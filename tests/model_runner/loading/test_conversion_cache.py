@@ -166,7 +166,7 @@ def test_what_a_folder_does_not_hold_whole_and_a_model_of_torch_are_not_kept(tmp
     assert entry_of(cache, str(model)) is None
     assert entry_of(cache, "org/name") is None
     load_model(runner="torch", cache=cache)
-    assert not [path for path in cache.iterdir() if path.is_dir()]
+    assert not [*cache.glob("*/")]
 
 
 def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path) -> None:

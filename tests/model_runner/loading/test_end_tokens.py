@@ -69,7 +69,7 @@ def test_a_format_may_end_at_any_of_several_tokens(checkpoints: Path) -> None:
     """Where it may go on as well, the model's own choice among them counts."""
     model = loaded(checkpoints / str([OTHER, ANOTHER]))
     for end in (OTHER, ANOTHER):
-        sampled = SamplingParams(temperature=1.0, seed=1, logit_bias=((end, 100.0), (3, 200.0)))
+        sampled = SamplingParams(temperature=1.0, seed=1, logit_bias=((end, 50.0), (3, 100.0)))
         sequence, reason = answer(model, "[0-9]{1,4}", sampled)
         assert (sequence.output[-1], reason) == (end, FinishReason.STOP)
 
