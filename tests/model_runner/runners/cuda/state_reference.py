@@ -108,12 +108,14 @@ class StateCase:
             end = self._ends + number if row.page_end else -1
             planned.append(PlannedRow(tokens, before, self._accepted[number], 2 * number + 1, row.page_end, end))
         self._cu_seqlens, self._size, self._padded = cu_seqlens, len(parents), len(parents) + padding
-        arrays, zeros = [np.array(part, np.int32) for part in (parents, cu_seqlens)], np.zeros(self._size, np.int32)
-        layout = StateLayout(StepBatch(zeros, zeros, *arrays, none, none, none, none), planned)
+        trees, offsets = np.array(parents, np.int32), np.array(cu_seqlens, np.int32)
+        zeros = np.zeros(self._size, np.int32)
+        layout = StateLayout(StepBatch(zeros, zeros, trees, offsets, none, none, none, none), planned)
         self._arrays = StateArrays(self._padded, max(1, layout.walk.size), device)
         self._arrays.fill(layout, self._padded)
         self._step = StepShape(
-            *arrays,
+            trees,
+            offsets,
             roots=np.array(roots, np.int32),
             page_ends=np.array(page_ends, np.int32),
             is_prompt=(self._arrays.is_prompt[: self._size] != 0).cpu(),

@@ -119,9 +119,9 @@ def layouts(arrays: StepArrays, begin: int, count: int, most_sees: int) -> list[
         assert all(part[5] + part[7] >= begin for part in of_tile)
         assert not any(entry >= most_sees for entry in read)
         assert {entry + of_tile[-1][7] for entry in nodes} <= {*range(begin, begin + 300)}
-        parent = int(arrays.parents[token])
-        numbers = (int(array[token]) for array in (arrays.tokens, arrays.positions, arrays.slots))
-        found.append((*numbers, parent - begin if parent >= 0 else -1, read))
+        parent, number = int(arrays.parents[token]), int(arrays.tokens[token])
+        position, slot = int(arrays.positions[token]), int(arrays.slots[token])
+        found.append((number, position, slot, parent - begin if parent >= 0 else -1, read))
     return found
 
 
