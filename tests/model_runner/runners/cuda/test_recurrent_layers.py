@@ -195,9 +195,12 @@ def test_trees_joins_prefixes_and_interruptions(family: str, halves: bool) -> No
     )
     for sequence in (first, second, cancelled):
         engine.add(sequence)
+    waiting = [later]
     for step in itertools.count():
-        if not engine.has_work:
+        if not engine.has_work and not waiting:
             break
+        if not engine.has_work:
+            engine.add(waiting.pop())
         if not halves and step == 2:
             engine.pause(first)
         if not halves and step == 4:
@@ -206,7 +209,6 @@ def test_trees_joins_prefixes_and_interruptions(family: str, halves: bool) -> No
         engine.check()
         if cancelled.output:
             engine.cancel(cancelled)
-    run(engine, later)
     assert isinstance(engine._runner, CudaRunner)
     assert engine._runner.states is not None
     assert engine._runner._graphs is not None
