@@ -9,19 +9,63 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.shrinking import randomized
 from draftwood_model_runner.runners.torch import attention as torch_batch
-from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
 from draftwood_model_runner.runners.torch.probe import probe
 from draftwood_model_runner.runners.torch.runner import forward
 from draftwood_model_runner.runners.trials import path_with_wrong_siblings
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.draft import EMPTY_TREE
 from tests.model_runner.small_models import TINY, build
+
+SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
+LAYOUT = KVLayout(SHAPES, torch.float32, torch.device("cpu"))
+
+
+def chain(pages: Int32Array, context: int, count: int) -> BatchRow:
+    return BatchRow(pages, context, np.zeros(count, np.int32), EMPTY_TREE, logits_from=count)
+
+
+def write(kv: KVCache, batch: StepBatch, values: list[int]) -> StepEntries:
+    """Fills the entries of the step in every layer with these values, negative ones in the values."""
+    entries = StepEntries(kv, batch)
+    column = torch.tensor(values, dtype=torch.float32)[None, :, None]
+    for layer, (heads, key_dim, value_dim) in enumerate(SHAPES):
+        entries.write(layer, column.expand(heads, -1, key_dim), -column.expand(heads, -1, value_dim))
+    return entries
+
+
+def read(entries: StepEntries, row: int, count: int) -> list[float]:
+    actual: list[float] = []
+    for layer, (heads, key_dim, value_dim) in enumerate(SHAPES):
+        keys, values = entries.read(layer, row)
+        actual = keys[0, :count, 0].tolist()
+        column = torch.tensor(actual)[None, :, None]
+        assert torch.equal(keys[:, :count], column.expand(heads, -1, key_dim))
+        assert torch.equal(values[:, :count, :value_dim], -column.expand(heads, -1, value_dim))
+    return actual
+
+
+@given(st.integers(0, 10), st.sets(st.integers(0, 19)).map(sorted), st.permutations(range(4)))
+def test_keeps_the_accepted_entries_in_order(committed: int, accepted: list[int], order: list[int]) -> None:
+    kv = KVCache(LAYOUT, 4 * PAGE_SIZE)
+    pages, others = np.array(order[:2], np.int32), np.array(order[2:], np.int32)
+    write(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]), [*range(committed + 20), *range(20)])
+    slots = lay_out([chain(pages, 0, 2 * PAGE_SIZE)]).slot_mapping(PAGE_SIZE).astype(np.int32)
+    moves = [(committed + row, committed + i) for i, row in enumerate(accepted) if row != i]
+    sources, targets = slots[np.array(moves, np.int32).reshape(-1, 2).T]
+    kv.move(KVCompaction(sources, targets, np.array([0, len(moves)], np.int32)))
+    entries = StepEntries(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]))
+    expected = [*range(committed), *(committed + row for row in accepted)]
+    assert read(entries, 0, len(expected)) == expected
+    assert read(entries, 1, 20) == [*range(20)]
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.base import KVCompaction, KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino.factory import QUANTIZED_TOLERANCE, take_over
 from draftwood_model_runner.runners.openvino.pages import (
@@ -24,6 +26,25 @@ from tests.strategies.arrays import ids
 
 SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
 LAYOUT = PageLayout(SHAPES, "float32")
+
+
+SLOTS = 3 * PAGE_SIZE
+
+
+@given(st.permutations(range(SLOTS)), st.integers(0, SLOTS // 2))
+def test_entries_move_from_slot_to_slot(order: list[int], count: int) -> None:
+    kv = KVPages(LAYOUT, SLOTS)
+    for slot in range(SLOTS):
+        for keys, values in zip(kv.keys, kv.values, strict=True):
+            keys[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = slot
+            values[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = -slot
+    targets, sources = order[:count], order[count : 2 * count]
+    kv.move(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, [0, len(sources)]))))
+    moved = dict(zip(targets, sources, strict=True))
+    expected = [moved.get(slot, slot) for slot in range(SLOTS)]
+    for keys, values in zip(kv.keys, kv.values, strict=True):
+        assert keys[:, -1, :, -1].ravel().tolist() == expected
+        assert values[:, 0, :, -1].ravel().tolist() == [-slot for slot in expected]
 
 
 def test_memory_that_there_is_not_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
