@@ -48,7 +48,6 @@ SYSTEM = (
     "tests/model_runner/runners/openvino/test_output_head.py",
     "tests/model_runner/runners/openvino/test_weights.py",
     "tests/model_runner/runners/test_exact.py",
-    "tests/model_runner/runners/test_own_attention.py",
     "tests/model_runner/sampling/test_grammar_tokenizers.py",
     "tests/model_runner/test_latents.py",
     "tests/model_runner/test_model_drafts.py",

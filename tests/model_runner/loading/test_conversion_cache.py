@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.loading import checkpoint as file_digests
+from draftwood_model_runner.loading import conversion_cache
 from draftwood_model_runner.loading.conversion_cache import entry_of, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel, load_module
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.runners.openvino import factory
-from draftwood_model_runner.runners.openvino import factory as serialization
 from draftwood_model_runner.runners.openvino.factory import trial_logits
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 
@@ -58,19 +59,9 @@ def logits(model: LoadedModel) -> Any:
     return trial_logits(model.factory.runner, model.vocab_size, model.max_context)
 
 
-def entry(cache: Path) -> Path:
-    [folder] = (path for path in cache.iterdir() if path.is_dir())
-    return folder
-
-
 @pytest.mark.parametrize(
     ("dtype", "weights"),
-    [
-        ("float32", "as-is"),
-        pytest.param("bfloat16", "as-is", marks=[needs_bfloat16, pytest.mark.system]),
-        pytest.param("float32", "int8", marks=pytest.mark.system),
-        pytest.param("float32", "int4", marks=pytest.mark.system),
-    ],
+    [("float32", "as-is"), pytest.param("bfloat16", "as-is", marks=needs_bfloat16), ("float32", "int4")],
 )
 def test_the_second_start_has_the_same_model_without_the_checkpoint(
     dtype: str, weights: str, tmp_path: Path, conversions: list[str]
@@ -85,7 +76,6 @@ def test_the_second_start_has_the_same_model_without_the_checkpoint(
     assert np.array_equal(logits(first), logits(second))
 
 
-@pytest.mark.system
 def test_a_model_in_the_cache_needs_no_modelling_code(tmp_path: Path) -> None:
     load_model(cache=tmp_path / "cache", threads=1)
     command = [sys.executable, "-c", HIT, BUNDLED_MODEL, str(tmp_path / "cache")]
@@ -95,12 +85,7 @@ def test_a_model_in_the_cache_needs_no_modelling_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [
-        pytest.param("model.bin", "flipped", marks=pytest.mark.system),
-        pytest.param("facts.json", "flipped", marks=pytest.mark.system),
-        pytest.param("model.xml", "cut", marks=pytest.mark.system),
-        ("trial.npy", "missing"),
-    ],
+    [("model.bin", "flipped"), ("facts.json", "flipped"), ("model.xml", "cut"), ("trial.npy", "missing")],
 )
 def test_a_damaged_entry_is_written_anew(
     file: str,
@@ -112,14 +97,13 @@ def test_a_damaged_entry_is_written_anew(
 ) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(converted[0], cache)
-    path = entry(cache) / file
+    [path] = cache.glob(f"*/{file}")
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
     content[middle] ^= 1
+    path.write_bytes(content if damage == "flipped" else content[:middle])
     if damage == "missing":
         path.unlink()
-    else:
-        path.write_bytes(content if damage == "flipped" else content[:middle])
     written = load_model(cache=cache)
     assert len(conversions) == 1
     assert "is not used" in caplog.text
@@ -128,18 +112,19 @@ def test_a_damaged_entry_is_written_anew(
     assert len(conversions) == 1
 
 
-@pytest.mark.system
 def test_an_entry_that_computes_else_is_not_used(
     tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(serialization, "trial_logits", lambda *args: np.nextafter(trial_logits(*args), np.float32(9)))
+        patched.setattr(factory, "trial_logits", lambda *args: np.nextafter(trial_logits(*args), np.float32(9)))
         load_model(cache=tmp_path)
     load_model(cache=tmp_path)
     assert len(conversions) == 2
 
 
-def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> None:
+def test_another_model_or_version_and_other_options_have_other_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def place(folder: Path, **options: Any) -> Path:
         found = entry_of(tmp_path / "cache", str(folder), **options)
         assert found is not None
@@ -151,22 +136,15 @@ def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> No
     assert place(Path(BUNDLED_MODEL), threads=1) == before
     assert place(model, threads=2) != before
     assert place(model, threads=1, dtype="bfloat16") != before
+    versions = {package: version(package) for package in conversion_cache._PACKAGES}
+    for package in ("torch", "transformers", "openvino"):
+        with monkeypatch.context() as patched:
+            patched.setattr(conversion_cache, "version", (versions | {package: "0"}).__getitem__)
+            assert place(model, threads=1) != before, package
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (model / "model.safetensors").write_bytes(weights)
     assert place(model, threads=1) != before
-
-
-@pytest.mark.parametrize("version", ["torch", "transformers", "openvino"])
-def test_another_version_has_other_entries(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = entry_of(tmp_path, BUNDLED_MODEL)
-    monkeypatch.setattr(
-        "draftwood_model_runner.loading.conversion_cache.version", lambda name: "0" if name == version else "1"
-    )
-    after = entry_of(tmp_path, BUNDLED_MODEL)
-    assert before is not None
-    assert after is not None
-    assert before != after
 
 
 def test_only_a_private_folder_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,15 +159,16 @@ def test_only_a_private_folder_is_used(tmp_path: Path, caplog: pytest.LogCapture
     assert entry_of(tmp_path / "file" / "cache", BUNDLED_MODEL) is None
 
 
-def test_what_a_folder_does_not_hold_whole_is_not_kept(tmp_path: Path) -> None:
-    model = tmp_path / "model"
+def test_what_a_folder_does_not_hold_whole_and_a_model_of_torch_are_not_kept(tmp_path: Path) -> None:
+    model, cache = tmp_path / "model", tmp_path / "cache"
     shutil.copytree(BUNDLED_MODEL, model)
     (model / "adapter_config.json").write_text("{}")
-    assert entry_of(tmp_path / "cache", str(model)) is None
-    assert entry_of(tmp_path / "cache", "org/name") is None
+    assert entry_of(cache, str(model)) is None
+    assert entry_of(cache, "org/name") is None
+    load_model(runner="torch", cache=cache)
+    assert not [*cache.glob("*/")]
 
 
-@pytest.mark.system
 def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path) -> None:
     model = load_model(runner="openvino")
     folders = [tmp_path / f"{number:032x}" for number in range(5)]
@@ -200,7 +179,7 @@ def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path) ->
     (tmp_path / "dense").mkdir()
     os.utime(folders[0])
     converted: Any = model.factory
-    assert save_entry(folders[4], model, 2 * of_one + serialization.file_bytes(converted))
+    assert save_entry(folders[4], model, 2 * of_one + factory.file_bytes(converted))
     assert {path.name for path in tmp_path.iterdir()} == {"dense", *(folders[number].name for number in (0, 3, 4))}
 
 
@@ -234,7 +213,6 @@ print(load_model(sys.argv[1], cache=Path(sys.argv[2]), threads=1).runner_name)
 """
 
 
-@pytest.mark.system
 def test_a_file_that_cannot_be_written_whole_leaves_no_entry(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, BUNDLED_MODEL, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -243,7 +221,6 @@ def test_a_file_that_cannot_be_written_whole_leaves_no_entry(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} <= {"digests.json"}
 
 
-@pytest.mark.system
 def test_a_content_that_was_digested_before_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     digested = file_digests._digest
@@ -273,7 +250,6 @@ def test_a_content_that_was_digested_before_is_not_read_again(tmp_path: Path, mo
     assert known.digest(files) == first
 
 
-@pytest.mark.system
 def test_the_model_is_compiled_once_for_the_number_of_threads_that_is_served_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,11 +264,6 @@ def test_the_model_is_compiled_once_for_the_number_of_threads_that_is_served_wit
     for _ in range(2):
         load_model(cache=tmp_path, threads=2).factory.runner(64, 2)
     assert compiled == [2, 2, 2]  # to convert it, and each time that it is read
-
-
-def test_a_model_of_torch_is_not_kept(tmp_path: Path) -> None:
-    load_model(runner="torch", cache=tmp_path)
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_digests_of_a_folder_that_others_may_write_to_are_not_believed(tmp_path: Path) -> None:

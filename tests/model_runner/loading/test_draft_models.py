@@ -53,29 +53,25 @@ def refusal(**options: Any) -> str:
 @pytest.mark.usefixtures("no_weights")
 def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     larger = write_fewer_layers(tmp_path / "larger", 6)
-    text = refusal(draft_model=larger)
-    assert text.startswith(
-        f"draft_model: '{larger}' is not allowed; it must be smaller than the model: it has 5.9 million"
-    )
-
     short = write_fewer_layers(tmp_path / "short", 2, max_position_embeddings=1024)
-    needed = "it must have the model's context of 2,048 tokens, not 1,024"
-    assert refusal(draft_model=short) == f"draft_model: '{short}' is not allowed; {needed}"
-
     other = write_fewer_layers(tmp_path / "other", 2)
     tokenizer = Path(other, "tokenizer.json")
     content = json.loads(tokenizer.read_text())
     content["added_tokens"].append(content["added_tokens"][0] | {"id": 4096, "content": "<another>"})
     tokenizer.write_text(json.dumps(content))
-    assert (
-        "it must have the vocabulary of the model: it has 4,096 tokens, and the model 4,096, or names others"
-        in refusal(draft_model=other)
-    )
-
+    for options, problem in (
+        ({"draft_model": larger}, "it must be smaller than the model: it has 5.9 million"),
+        ({"draft_model": short}, "it must have the model's context of 2,048 tokens, not 1,024"),
+        (
+            {"draft_model": other},
+            "it must have the vocabulary of the model: it has 4,096 tokens, and",
+        ),
+        ({"draft_model": larger, "tensor_parallel": 2}, "it must be unset, since tensor_parallel is 2"),
+    ):
+        assert refusal(**options).startswith(f"draft_model: '{options['draft_model']}' is not allowed; {problem}")
     assert refusal(draft_model="/no/such") == (
         "draft_model /no/such: no such folder; give a folder or a hub id such as org/name"
     )
-    assert "it must be unset, since tensor_parallel is 2" in refusal(draft_model=larger, tensor_parallel=2)
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -133,23 +129,14 @@ def test_a_model_that_shows_no_layers_has_no_head() -> None:
         taken_over(module, runner="torch", feature_layers=(2,))
 
 
-@pytest.mark.parametrize("runner", ["auto", "torch", "cuda"])
-def test_a_model_and_its_head_are_loaded_by_every_runner(
-    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("exact", [None, True])
+def test_a_model_and_its_head_are_loaded_by_torch_without_openvino(
+    exact: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without OpenVINO, which is known after the model was read, by the torch runner."""
-    if runner == "cuda":
-        # Kernels, which few tests of this file need.
-        from tests.model_runner.runners.cuda.interpreting import interpret
-
-        interpret()
     monkeypatch.setattr(loaded, "find_spec", lambda name: None)
-    folder = write_model(tmp_path / "model", permuting_model())
-    exact = True if runner == "torch" else None
-    head = write_knowing_head(tmp_path / "head")
-    model = load_model(folder, draft_head=head, runner=runner, threads=1, exact=exact)
-    assert model.runner_name == ("torch" if runner == "auto" else runner)
-    assert model.exact == (runner == "torch")
+    folder, head = write_model(tmp_path / "model", permuting_model()), write_knowing_head(tmp_path / "head")
+    model = load_model(folder, draft_head=head, threads=1, exact=exact)
+    assert (model.runner_name, model.exact) == ("torch", exact is True)
     assert [(facts.strategy, facts.parameters) for facts in model.draft_models] == [("head", 49_408)]
     engine = Engine(model, EngineConfig(max_running=2, max_draft_nodes=6, adaptive_budget=False))
     with model_strategies(engine):
@@ -160,7 +147,9 @@ def test_a_model_and_its_head_are_loaded_by_every_runner(
 
 
 @pytest.mark.system
-def test_the_trial_tells_a_model_that_drafts_from_one_that_was_not_trained(tmp_path: Path) -> None:
+def test_the_trial_tells_a_model_that_drafts_from_one_that_was_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a second start converts nothing."""
     options: dict[str, Any] = {
         "draft_model": write_fewer_layers(tmp_path / "two-layers", 2),
@@ -168,13 +157,9 @@ def test_the_trial_tells_a_model_that_drafts_from_one_that_was_not_trained(tmp_p
         "threads": 1,
         "cache": tmp_path / "cache",
     }
-    for start in range(2):
-        if start:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("draftwood_model_runner.loading.model.load_module", lambda *args: pytest.fail("not kept"))
-                model = load_model(**options)
-        else:
-            model = load_model(**options)
+    converted = load_model(**options)
+    monkeypatch.setattr("draftwood_model_runner.loading.model.load_module", lambda *args: pytest.fail("not kept"))
+    for model in (converted, load_model(**options)):
         known = {facts.strategy: (facts.name, facts.parameters) for facts in model.draft_models}
         assert known == {"head": ("untrained", 1_180_672), "draft_model": ("two-layers", 2_655_488)}
         engine = Engine(model, EngineConfig(max_running=2))
@@ -189,10 +174,9 @@ def test_the_trial_tells_a_model_that_drafts_from_one_that_was_not_trained(tmp_p
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("context", [24, 64])
-def test_the_trial_has_room_in_a_short_context(tmp_path: Path, context: int) -> None:
+def test_the_trial_has_room_in_a_short_context(tmp_path: Path) -> None:
     draft_model = write_fewer_layers(tmp_path / "draft", 2)
-    engine = Engine(load_model(draft_model=draft_model, max_context=context, threads=1), EngineConfig(max_running=1))
+    engine = Engine(load_model(draft_model=draft_model, max_context=24, threads=1), EngineConfig(max_running=1))
     assert 0.3 < try_drafters(engine)["draft_model"] <= 1.0
     engine.check()
     engine.close()

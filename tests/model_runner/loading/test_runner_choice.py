@@ -47,11 +47,10 @@ def test_exact_mode_is_torchs() -> None:
     assert caught.value.field == "exact"
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized_weights_need_openvino(weights: str) -> None:
-    model = adopted("llama", runner="auto", weights=weights)
-    assert (model.runner_name, model.runner_reason) == ("openvino", f"weights are {weights}")
-    assert (model.dtype, model.weights) == ("float32", weights)
+def test_quantized_weights_need_openvino() -> None:
+    model = adopted("llama", runner="auto", weights="int4")
+    assert (model.runner_name, model.runner_reason) == ("openvino", "weights are int4")
+    assert (model.dtype, model.weights) == ("float32", "int4")
     assert model.fingerprint == adopted("llama", runner="torch").fingerprint
     assert adopted("llama", torch.bfloat16, runner="torch").weights == "bfloat16"
 
@@ -60,13 +59,10 @@ def test_quantized_weights_need_openvino(weights: str) -> None:
     ("options", "allowed"),
     [({"runner": "torch"}, "it must be as-is with runner torch"), ({"exact": True}, "it must be as-is in exact mode")],
 )
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized_weights_are_refused_before_the_model_loads(
-    weights: str, options: dict[str, Any], allowed: str
-) -> None:
+def test_quantized_weights_are_refused_before_the_model_loads(options: dict[str, Any], allowed: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        load_model("/no/such/folder", weights=weights, **options)
-    assert (caught.value.field, caught.value.value) == ("weights", weights)
+        load_model("/no/such/folder", weights="int8", **options)
+    assert (caught.value.field, caught.value.value) == ("weights", "int8")
     assert allowed in caught.value.allowed
 
 
@@ -78,13 +74,19 @@ def test_quantized_weights_of_a_model_that_openvino_cannot_compute(runner: str) 
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "known"),
-    [("weights", "int2", "as-is, int8, int4"), ("runner", "onnx", "auto, cuda, openvino, torch")],
+    ("field", "value", "allowed"),
+    [
+        ("weights", "int2", "as-is, int8, int4"),
+        ("runner", "onnx", "auto, cuda, openvino, torch"),
+        ("device", "toaster", "cuda:N"),
+        ("dtype", "int3", "float32"),
+        ("max_context", 10**9, "context"),
+    ],
 )
-def test_an_unknown_value_is_told_the_known_ones(field: str, value: str, known: str) -> None:
-    with pytest.raises(InvalidValueError, match=known) as caught:
-        load_model(BUNDLED_MODEL, **{field: value})  # type: ignore[arg-type]
-    assert caught.value.field == field
+def test_a_bad_option_is_named_with_what_is_allowed(field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidValueError, match=allowed) as caught:
+        load_model(BUNDLED_MODEL, **{field: value})
+    assert (caught.value.field, caught.value.value) == (field, value)
 
 
 def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +96,8 @@ def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyP
         adopted("llama", runner="openvino")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "phi"])
-def test_all_else_is_the_same_with_every_runner(family: str) -> None:
-    by_torch, by_openvino = adopted(family, runner="torch"), adopted(family, runner="openvino")
+def test_all_else_is_the_same_with_every_runner() -> None:
+    by_torch, by_openvino = adopted("llama", runner="torch"), adopted("llama", runner="openvino")
     chosen = {"factory", "runner_reason", "tokenizer", "grammars"}
     for name in {field.name for field in dataclasses.fields(LoadedModel)} - chosen:
         assert getattr(by_torch, name) == getattr(by_openvino, name), name

@@ -6,7 +6,6 @@ import functools
 import json
 import shutil
 import traceback
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -61,31 +60,29 @@ def test_whether_a_chat_template_takes_system_messages(template: str | None, tak
         assert "be brief" in tokenizer.decode(ids)
 
 
+@functools.cache
+def bundled() -> Tokenizer:
+    return load_tokenizer(BUNDLED_MODEL)
+
+
 CONTENT = "what a user wrote"
-ALTERNATE = "{{ raise_exception('Roles must alternate') }}"
-LOOPS = "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(messages) }}"
 
 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (ALTERNATE, "Roles must alternate"),
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
         ("{{ raise_exception('no ' ~ messages[0].role ~ ' here') }}", "no user here"),
         ("{{ raise_exception('Unknown role in ' ~ messages) }}", "TemplateError"),
-        ("{{ raise_exception(messages[0].content) }}", "TemplateError"),
-        ("{{ messages[0].absent | tojson }}", "TypeError"),
         ("{{ messages[0].content / 2 }}", "TypeError"),
-        ("{{ 1 / (messages | length - 1) }}", "ZeroDivisionError"),
         ("{{ {}[messages[0].content].x }}", "UndefinedError"),
-        ("{{ messages[0].content | int('x') + 1 }}", "TypeError"),
-        ("{{ messages[7].content.upper() }}", "UndefinedError"),
         ("{% for x in range(10 ** 9) %}{% endfor %}", "OverflowError"),
         ("{% if %}", "TemplateSyntaxError"),
-        (LOOPS, "RecursionError"),
+        ("{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(messages) }}", "RecursionError"),
     ],
 )
 def test_a_template_that_fails_refuses_the_messages_and_shows_nothing_of_them(template: str, reason: str) -> None:
-    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    tokenizer = bundled()
     tokenizer._tokenizer.chat_template = template
     with pytest.raises(InvalidInputError, match=rf"^chat.messages: the chat template .*: {reason}$") as raised:
         tokenizer.encode_chat([{"role": "user", "content": CONTENT}])
@@ -112,11 +109,10 @@ STATEMENTS = st.sampled_from(
 def test_any_template_gives_tokens_or_refuses_the_messages(parts: list[tuple[str, str, str, str]]) -> None:
     tokenizer = bundled()
     tokenizer._tokenizer.chat_template = "".join(one.format(" ".join(rest)) for one, *rest in parts)
-    with suppress(InvalidInputError):
+    refusal = ""
+    try:
         assert tokenizer.encode_chat([{"role": "user", "content": CONTENT}]).dtype == np.int32
+    except InvalidInputError as error:
+        refusal = "".join(traceback.format_exception(error))
+    assert CONTENT not in refusal
     assert tokenizer.takes_system in (True, False)
-
-
-@functools.cache
-def bundled() -> Tokenizer:
-    return load_tokenizer(BUNDLED_MODEL)

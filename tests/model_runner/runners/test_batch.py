@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.errors import DeviceMemoryError, ModelError
-from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.runners.base import HostStep, KVCompaction, Predictions, StepBatch, compact
+from draftwood_model_runner.runners.base import KVCompaction, compact
 from draftwood_model_runner.runners.batch import BatchRow, BatchRows, lay_out, lay_out_trees
-from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import DraftTrees
-from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees
 
 
@@ -45,28 +39,6 @@ def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length:
     assert depths.tolist() == [len(path) - 1 for path in actual]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=4), st.sampled_from([1, 4, 32]))
-def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tuple[int, int]], page_size: int) -> None:
-    order = np.random.default_rng(0).permutation(500).astype(np.int32)
-    tables, expected = [], []
-    for context, count in rows:
-        needed = -(-(context + count) // page_size)
-        tables.append(order[:needed])
-        order = order[needed:]
-        expected += [
-            int(tables[-1][entry // page_size]) * page_size + entry % page_size
-            for entry in range(context, context + count)
-        ]
-    batch = lay_out(
-        [
-            BatchRow(pages, context, np.zeros(count, np.int32), EMPTY_TREE, logits_from=count)
-            for pages, (context, count) in zip(tables, rows, strict=True)
-        ]
-    )
-    assert batch.slot_mapping(page_size).tolist() == expected
-    assert batch.cu_blocks.tolist() == np.cumsum([0, *map(len, tables)]).tolist()
-
-
 @given(st.lists(trees(12), min_size=1, max_size=4), st.integers(0, 5))
 def test_trees_keep_their_first_levels(drafts: list[DraftTree], levels: int) -> None:
     n, zeros = len(drafts), np.zeros(len(drafts), np.int32)
@@ -90,19 +62,10 @@ class Recorder:
 
     page_size = PAGE_SIZE
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self) -> None:
         self.moves: list[KVCompaction] = []
-        self._error = error
-
-    def step(self, batch: StepBatch, top_k: int) -> Predictions:
-        """The next token is always 6."""
-        time.sleep(0.01)
-        rows = len(batch.logit_rows)
-        return Predictions(np.zeros((rows, 10), np.float32), np.full(rows, 6, np.int32), None)
 
     def compact_kv(self, moves: KVCompaction) -> None:
-        if self._error is not None:
-            raise self._error
         self.moves.append(moves)
 
 
@@ -157,35 +120,3 @@ def test_accepted_tokens_follow_committed_ones(
         assert [kv[slot(row, place)] for place in range(len(kept))] == [(row, place) for place in kept]
     moving = any(accepted and accepted != [*range(len(accepted))] for *_, accepted in rows)
     assert len(recorder.moves) == moving
-
-
-def test_a_step_takes_the_time_of_its_forward_pass() -> None:
-    runner: Any = Recorder()
-    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, np.zeros(1, np.int32), EMPTY_TREE, logits_from=0)])
-    began = time.perf_counter()
-    step = HostStep(runner, batch, 1, [None], threads=1)
-    elapsed = time.perf_counter() - began
-    time.sleep(0.01)
-    assert 0.01 <= step.wait()[1] <= elapsed
-
-
-def second_of_two(runner: Any) -> HostStep:
-    """A step of one committed token and two drafts of the next, the second of which is accepted."""
-    tree, last = DraftTree.of([5, 6], [-1, -1]), np.zeros(1, np.int32)
-    sequence = make_sequence("a", last, StopParams(9))
-    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, last, tree, logits_from=0)])
-    return HostStep(runner, batch, 1, [TokenSampler(sequence, frozenset(), 10)], threads=1)
-
-
-def test_verification_moves_what_is_accepted() -> None:
-    runner = Recorder()
-    [path] = second_of_two(runner).verify([0])
-    assert (path.token_ids, path.nodes) == ([6, 6], [1])
-    assert [(move.sources.tolist(), move.targets.tolist()) for move in runner.moves] == [([2], [1])]
-
-
-def test_a_device_without_memory_for_that_ends_the_step() -> None:
-    """As an error of the model, which no smaller step is tried after."""
-    with pytest.raises(ModelError, match="no memory left") as raised:
-        second_of_two(Recorder(DeviceMemoryError("no memory left"))).verify([0])
-    assert not isinstance(raised.value, DeviceMemoryError)

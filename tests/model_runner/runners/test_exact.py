@@ -31,8 +31,11 @@ Written = tuple[list[int], list[TokenLogprobs]]
 @functools.cache
 def model(family: str, dtype: torch.dtype) -> LoadedModel:
     if family == "bundled":
-        return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), max_context=320, exact=True)
-    return adopted(family, dtype)
+        loaded = load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), max_context=320, exact=True)
+    else:
+        loaded = adopted(family, dtype)
+    assert loaded.exact
+    return loaded
 
 
 @functools.cache
@@ -41,10 +44,6 @@ def prompts(family: str) -> list[tuple[int, ...]]:
     random = np.random.default_rng(1)
     lengths = (1, SUM_BLOCK - 20, SUM_BLOCK - 1, SUM_BLOCK + 3, SUM_BLOCK + 70)
     return [tuple(random.integers(8, VOCAB, n).tolist()) for n in lengths]
-
-
-def write(engine: Engine, batch: list[tuple[int, ...]], strategy: Strategy | None, temperature: float) -> list[Written]:
-    return outputs(engine, [sampled(prompt, temperature, strategy) for prompt in batch])
 
 
 def outputs(engine: Engine, sequences: list[Sequence], preempt_every: int = 0) -> list[Written]:
@@ -62,11 +61,11 @@ def outputs(engine: Engine, sequences: list[Sequence], preempt_every: int = 0) -
             written[output.sequence][0].extend(output.token_ids)
             written[output.sequence][1].extend(output.logprobs)
         engine.check()
-    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
+    assert_no_faults(sequences)
     return list(written.values())
 
 
-def sampled(prompt: tuple[int, ...], temperature: float, strategy: Strategy | None) -> Sequence:
+def sampled(prompt: tuple[int, ...], strategy: Strategy | None = None, temperature: float = 1.0) -> Sequence:
     sampling = SamplingParams(temperature=temperature, seed=3, logprobs=4)
     stop = StopParams(NEW_TOKENS, ignore_eos=True)
     return make_sequence("r", prompt, stop, sampling, strategy=strategy, max_draft_nodes=64)
@@ -77,79 +76,73 @@ def engine(family: str, dtype: torch.dtype, **options: Any) -> Engine:
 
 
 @functools.cache
-def plain(family: str, dtype: torch.dtype, temperature: float) -> list[Written]:
+def plain(family: str, dtype: torch.dtype) -> list[Written]:
     """Each prompt alone, one token a step."""
     alone = engine(family, dtype)
-    return [write(alone, [prompt], None, temperature)[0] for prompt in prompts(family)]
+    return [outputs(alone, [sampled(prompt)])[0] for prompt in prompts(family)]
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(torch.bfloat16, id="bfloat16"), pytest.param(torch.float32, id="float32", marks=pytest.mark.system)],
+    ("family", "dtype"),
+    [
+        *((family, torch.bfloat16) for family in (*RANDOM_FAMILIES, "bundled")),
+        *((family, torch.float32) for family in ("llama", "bundled")),
+    ],
 )
-@pytest.mark.parametrize("family", [*RANDOM_FAMILIES, "bundled"])
 def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dtype) -> None:
-    assert model(family, dtype).exact
-    wanted = plain(family, dtype, 1.0)
+    """After preemptions too: what was written token by token is computed again in chunks, and goes on from there."""
+    wanted = plain(family, dtype)
     answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
-    for seed, chunk in ((1, 512), (2, 37)):
-        oracle = OracleStrategy(answers, VOCAB, seed)
-        crowded = engine(family, dtype, prefill_chunk=chunk, max_running=5)
-        assert write(crowded, prompts(family), oracle, 1.0) == wanted
+    for seed, preempt_every, options in (
+        (1, 0, {}),
+        (2, 0, {"prefill_chunk": 37}),
+        (3, 6, {}),
+        (4, 6, {"prefill_chunk": 90, "prefix_cache": False}),
+    ):
+        crowded, oracle = engine(family, dtype, max_running=5, **options), OracleStrategy(answers, VOCAB, seed)
+        sequences = [sampled(prompt, oracle) for prompt in prompts(family)]
+        assert outputs(crowded, sequences, preempt_every) == wanted
+        assert (sum(sequence.stats.preemptions for sequence in sequences) > 0) == (preempt_every > 0)
 
 
 @pytest.mark.parametrize("name", ["draft_model", "hybrid"])
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gpt-neox"])
 def test_the_same_bits_with_a_model_that_drafts(family: str, name: str) -> None:
-    wanted = plain(family, torch.bfloat16, 1.0)
+    wanted = plain(family, torch.bfloat16)
     crowded = engine_of(drafting_for_itself(model(family, torch.bfloat16)), 64, max_running=5, prefill_chunk=37)
-    sequences = [sampled(prompt, 1.0, create_beside(crowded, name)) for prompt in prompts(family)]
+    sequences = [sampled(prompt, create_beside(crowded, name)) for prompt in prompts(family)]
     assert outputs(crowded, sequences, preempt_every=6) == wanted
-    assert_no_faults(sequences)
     assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "bundled"])
-def test_the_same_bits_after_a_preemption(family: str) -> None:
-    """What was written token by token is computed again in chunks, and goes on from there, drafted."""
-    wanted = plain(family, torch.bfloat16, 1.0)
-    answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
-    for prefix_cache, chunk in ((True, 512), (False, 90)):
-        options = {"prefix_cache": prefix_cache, "prefill_chunk": chunk}
-        crowded = engine(family, torch.bfloat16, max_running=5, **options)
-        oracle = OracleStrategy(answers, VOCAB, seed=3)
-        sequences = [sampled(prompt, 1.0, oracle) for prompt in prompts(family)]
-        assert outputs(crowded, sequences, preempt_every=6) == wanted
-        assert sum(sequence.stats.preemptions for sequence in sequences) > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "bundled"])
 def test_the_same_bits_after_a_reused_prefix(family: str) -> None:
     """A prefix that another sequence read, or wrote as its answer, in part drafted."""
     first = prompts(family)[3]
-    [(answer, _)] = outputs(engine(family, torch.bfloat16), [sampled(first, 1.0, None)])
+    [(answer, _)] = outputs(engine(family, torch.bfloat16), [sampled(first)])
     turns = [(*first, *answer[:n], *range(9, 9 + extra)) for n, extra in ((0, 1), (10, 5), (37, 3))]
     unshared = engine(family, torch.bfloat16, prefix_cache=False)
-    wanted = [outputs(unshared, [sampled(turn, 1.0, None)])[0] for turn in turns]
+    wanted = [outputs(unshared, [sampled(turn)])[0] for turn in turns]
     answers = {first: answer} | {turn: tokens for turn, (tokens, _) in zip(turns, wanted, strict=True)}
     shared, oracle = engine(family, torch.bfloat16), OracleStrategy(answers, VOCAB, seed=4)
-    outputs(shared, [sampled(first, 1.0, oracle)])
+    outputs(shared, [sampled(first, oracle)])
     for turn, expected in zip(turns, wanted, strict=True):
-        sequence = sampled(turn, 1.0, oracle)
+        sequence = sampled(turn, oracle)
         assert outputs(shared, [sequence]) == [expected]
         assert sequence.stats.cached_prompt_tokens >= len(first) // PAGE_SIZE * PAGE_SIZE
 
 
-@pytest.mark.system
 def test_real_text_in_bfloat16_with_every_strategy() -> None:
     questions = ["i want my money back!!", "how do i change my adress", "track order 5512"]
     tokenizer = model("bundled", torch.bfloat16).tokenizer
     asked = [tuple(tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
-    wanted = [write(engine("bundled", torch.bfloat16), [prompt], None, 0.0)[0] for prompt in asked]
+    alone = engine("bundled", torch.bfloat16, prefix_cache=False)
+    wanted = [outputs(alone, [sampled(prompt, temperature=0.0)])[0] for prompt in asked]
     for name in draftwood_strategies.strategy_names():
         strategy = draftwood_strategies.create(name)
         for _ in range(2):
-            assert write(engine("bundled", torch.bfloat16), asked, strategy, 0.0) == wanted, name
+            sequences = [sampled(prompt, strategy, temperature=0.0) for prompt in asked]
+            assert outputs(engine("bundled", torch.bfloat16), sequences) == wanted, name
 
 
 def test_exact_is_the_default_below_float32() -> None:
@@ -157,11 +150,10 @@ def test_exact_is_the_default_below_float32() -> None:
     assert not load_model(BUNDLED_MODEL, dtype="float32", runner="torch").exact
 
 
-@pytest.mark.system
 def test_any_number_of_threads_gives_the_same_bits() -> None:
-    wanted = plain("bundled", torch.bfloat16, 1.0)
+    wanted = plain("bundled", torch.bfloat16)
     two = engine("bundled", torch.bfloat16, threads=2)
-    assert write(two, prompts("bundled")[-1:], None, 1.0) == wanted[-1:]
+    assert outputs(two, [sampled(prompts("bundled")[-1])]) == wanted[-1:]
 
 
 def test_drafts_stay_within_their_block() -> None:

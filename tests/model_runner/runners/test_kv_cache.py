@@ -1,8 +1,7 @@
-"""Keys, values and masks of the torch runner: what a step writes is what later ones read, wherever the pages are."""
+"""Keys, values and masks of the torch runner: any pieces compute the same, in bounded memory."""
 
 from __future__ import annotations
 
-import dataclasses
 import tracemalloc
 from typing import Any
 
@@ -54,22 +53,6 @@ def read(entries: StepEntries, row: int, count: int) -> list[float]:
     return actual
 
 
-@given(st.permutations(range(12)), st.booleans())
-def test_a_step_reads_what_was_written_in_neighbouring_pages_or_not(order: list[int], exact: bool) -> None:
-    layout = dataclasses.replace(LAYOUT, exact=exact)
-    kv = KVCache(layout, 12 * PAGE_SIZE)
-    scattered, neighbours = np.array(order[:5], np.int32), np.array(sorted(order[5:9]), np.int32)
-    first = lay_out([chain(scattered, 0, 40), chain(neighbours, 0, 3)])
-    write(kv, first, [*range(40), *range(100, 103)])
-    entries = write(
-        kv, lay_out([chain(neighbours, 3, 20), chain(scattered, 40, 9)]), [*range(103, 123), *range(40, 49)]
-    )
-    assert read(entries, 0, 23) == [*range(100, 123)]
-    assert read(entries, 1, 49) == [*range(49)]
-    if exact:
-        assert entries.read(1, 1)[1][..., 5:].eq(1.0)[:, :49].all()
-
-
 @given(st.integers(0, 10), st.sets(st.integers(0, 19)).map(sorted), st.permutations(range(4)))
 def test_keeps_the_accepted_entries_in_order(committed: int, accepted: list[int], order: list[int]) -> None:
     kv = KVCache(LAYOUT, 4 * PAGE_SIZE)
@@ -87,7 +70,7 @@ def test_keeps_the_accepted_entries_in_order(committed: int, accepted: list[int]
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_token_costs_what_the_layout_says(exact: bool) -> None:
-    layout = dataclasses.replace(LAYOUT, exact=exact)
+    layout = KVLayout((KVShape(3, 4, 5), KVShape(1, 6, 2)), torch.float32, torch.device("cpu"), exact=exact)
     kv = KVCache(layout, PAGE_SIZE + 1)
     assert kv.pages == 2
     assert layout.bytes_per_token * 2 * PAGE_SIZE == sum(layer.nbytes for layer in (*kv.keys, *kv.values))
@@ -110,8 +93,7 @@ def served(family: str, exact: bool) -> tuple[Any, KVLayout]:
     return module, probe(module, exact=exact, max_context=512)
 
 
-def prompt_and_path(vocab: int = 128) -> Int32Array:
-    return np.random.default_rng(3).integers(0, vocab, CONTEXT + CHUNK + PATH, np.int32)
+TOKENS = np.random.default_rng(3).integers(0, 128, CONTEXT + CHUNK + PATH, np.int32)
 
 
 def table(kv: KVCache) -> Int32Array:
@@ -119,51 +101,42 @@ def table(kv: KVCache) -> Int32Array:
 
 
 @torch.inference_mode()
-def computed(module: Any, layout: KVLayout, pieces: list[int]) -> list[torch.Tensor]:
-    """Logits of the last chunk of a prompt, and over a tree behind it, beside another sequence."""
-    tokens, kv = prompt_and_path(), KVCache(layout, 2 * (CONTEXT + CHUNK + 4 * PATH))
+def computed(module: Any, layout: KVLayout) -> list[torch.Tensor]:
+    """Logits of a prompt in two chunks, and over a tree behind it, beside another sequence."""
+    kv = KVCache(layout, 2 * (CONTEXT + CHUNK + 4 * PATH))
     mine, other = table(kv)[: kv.pages // 2], table(kv)[kv.pages // 2 :]
     begin, actual = 0, []
-    for end in pieces:
-        chunk = BatchRow(mine, begin, tokens[begin:end], EMPTY_TREE, 0)
+    for end in (CONTEXT, CONTEXT + CHUNK):
+        chunk = BatchRow(mine, begin, TOKENS[begin:end], EMPTY_TREE, 0)
         actual.append(forward(module, lay_out([chunk]), kv)[: end - begin])
         begin = end
-    tree = path_with_wrong_siblings(tokens[begin + 1 :], 128)
-    beside = BatchRow(other, 0, tokens[:20], EMPTY_TREE, 19)
-    drafted = BatchRow(mine, begin, tokens[begin : begin + 1], tree, 0)
+    tree = path_with_wrong_siblings(TOKENS[begin + 1 :], 128)
+    beside = BatchRow(other, 0, TOKENS[:20], EMPTY_TREE, 19)
+    drafted = BatchRow(mine, begin, TOKENS[begin : begin + 1], tree, 0)
     actual.append(forward(module, lay_out([beside, drafted]), kv)[1 : 2 + len(tree)])
     return actual
 
 
-@pytest.mark.parametrize("numbers", [1, 3_000, 20_000])
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("numbers", [1, 500, 20_000])
+@pytest.mark.parametrize(
+    ("family", "exact"), [("llama", True), ("gemma2", True), *((family, False) for family in CONFIGS)]
+)
 def test_pieces_compute_the_same(family: str, exact: bool, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In exact mode to the last bit. Of 1 number, each token has a mask of its own; 20,000 are in between."""
-    if exact and family == "gpt-oss":
-        pytest.skip("its experts are computed with the others of a step: no exact mode")
     module, layout = served(family, exact)
     assert layout.exact == exact
-    ends = [CONTEXT, CONTEXT + CHUNK]
-    expected = computed(module, layout, ends)
+    expected = computed(module, layout)
     monkeypatch.setattr(torch_batch, "MASK_NUMBERS", numbers)
-    for logits, plain in zip(computed(module, layout, ends), expected, strict=True):
+    actual = computed(module, layout)
+    for logits, plain in zip(actual, expected, strict=True):
         if exact:
             assert torch.equal(logits, plain)
         torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_tree_in_pieces_computes_what_the_sequence_does(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_batch, "MASK_NUMBERS", 500)
-    module, layout = served(family, False)
-    tree = computed(module, layout, [CONTEXT, CONTEXT + CHUNK])[-1]
     along = [0, *range(1, 2 * (PATH - 1), 2)]
-    monkeypatch.undo()
     with torch.inference_mode():
         module.set_attn_implementation("eager")
-        plain = module(input_ids=torch.from_numpy(prompt_and_path().astype(np.int64))[None], use_cache=False).logits[0]
-    torch.testing.assert_close(tree[along], plain[-PATH:], rtol=1e-3, atol=1e-3)
+        plain = module(input_ids=torch.from_numpy(TOKENS.astype(np.int64))[None], use_cache=False).logits[0]
+    torch.testing.assert_close(actual[-1][along], plain[-PATH:], rtol=1e-3, atol=1e-3)
 
 
 class _Sizes(TorchDispatchMode):
@@ -181,29 +154,25 @@ class _Sizes(TorchDispatchMode):
         return made
 
 
-def long_step(layout: KVLayout, context: int, windowed: bool) -> tuple[StepBatch, KVCache]:
-    kv = KVCache(layout, context + 2 * PAGE_SIZE + 512)
-    for memory in (*kv.keys, *kv.values):
-        memory[:, ::997] = 0.5  # the rest stays as the system gives it: zeros
-    tokens = np.random.default_rng(0).integers(0, 128, 512 if not windowed else 128, np.int32)
-    return lay_out([BatchRow(table(kv), context, tokens, EMPTY_TREE, tokens.size - 1)]), kv
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral-sliding"])
-def test_masks_of_a_long_context_are_bounded(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "count", "most"),
+    [("llama", 512, torch_batch.MASK_NUMBERS), ("mistral-sliding", 128, 128 * (128 + 40 + PAGE_SIZE))],
+)
+def test_masks_of_a_long_context_are_bounded(family: str, count: int, most: int) -> None:
     """A chunk of 512 tokens at 131,072: a mask of the whole would have 67 million numbers, 268 MB; one of a window of
     40 tokens has none for what is behind it."""
     module, layout = served(family, False)
-    batch, kv = long_step(layout, 131_072, windowed=family != "llama")
+    kv = KVCache(layout, 131_072 + 2 * PAGE_SIZE + 512)
+    for memory in (*kv.keys, *kv.values):
+        memory[:, ::997] = 0.5  # the rest stays as the system gives it: zeros
+    tokens = np.random.default_rng(0).integers(0, 128, count, np.int32)
+    batch = lay_out([BatchRow(table(kv), 131_072, tokens, EMPTY_TREE, count - 1)])
     tracemalloc.start()
     with torch.inference_mode(), _Sizes() as sizes:
         forward(module, batch, kv)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    if family == "llama":
-        assert 0.9 * torch_batch.MASK_NUMBERS < sizes.largest <= torch_batch.MASK_NUMBERS
-    else:
-        assert sizes.largest <= 128 * (128 + 40 + PAGE_SIZE)
+    assert 0.5 * most < sizes.largest <= most
     assert peak < 8 << 20, "arrays of NumPy"
 
 

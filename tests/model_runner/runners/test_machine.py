@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,11 +16,9 @@ from draftwood_model_runner.errors import (
     DeviceMemoryError,
     InvalidValueError,
     ModelError,
-    UnsupportedRunnerError,
 )
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners import machine as kv_capacity
-from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.machine import default_capacity, device_errors, gains_over_float32, state_capacity
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory
@@ -30,26 +27,23 @@ from tests.model_runner.sequences import batch_of, engine_of, run
 
 
 @pytest.mark.parametrize(
-    ("flags", "options"),
+    ("text", "options"),
     [
-        ("fpu avx512f avx512_vnni avx512_bf16", ["--dtype bfloat16", "--weights int4"]),
-        ("fpu avx2 avx_vnni", ["--weights int4"]),
-        ("fpu amx_bf16", ["--dtype bfloat16"]),
-        ("fpu avx2", []),
+        ("flags\t\t: fpu avx512f avx512_vnni avx512_bf16\nbugs : none", ["--dtype bfloat16", "--weights int4"]),
+        ("flags\t\t: fpu avx2 avx_vnni", ["--weights int4"]),
+        ("flags\t\t: fpu amx_bf16", ["--dtype bfloat16"]),
+        ("flags\t\t: fpu avx2", []),
+        ("Features : fp asimd bf16", []),
     ],
 )
-def test_options_that_the_instructions_make_faster(flags: str, options: list[str], tmp_path: Path) -> None:
+def test_options_that_the_instructions_make_faster(text: str, options: list[str], tmp_path: Path) -> None:
+    """None where the system does not say."""
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor : 0\nflags\t\t: {flags}\nbugs : none\n")
+    assert gains_over_float32(cpuinfo) == {}
+    cpuinfo.write_text(f"processor : 0\n{text}\n")
     gains = gains_over_float32(cpuinfo)
     assert [*gains] == options
     assert all(gain > 1 for gain in gains.values())
-
-
-def test_none_where_the_system_does_not_say(tmp_path: Path) -> None:
-    assert gains_over_float32(tmp_path / "absent") == {}
-    (tmp_path / "arm").write_text("Features : fp asimd bf16\n")
-    assert gains_over_float32(tmp_path / "arm") == {}
 
 
 CPU = torch.device("cpu")
@@ -82,17 +76,13 @@ def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: 
 
 
 def test_states_of_recurrent_layers_are_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence runs however large they are."""
     monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
-    assert default_capacity(100, CPU, 100, 30, bytes_per_sequence=0) == 500
     with_states = default_capacity(100, CPU, 100, 30, bytes_per_sequence=400)
     assert 100 <= with_states < 500
     capacity = state_capacity(400, with_states * 100, CPU)
     assert capacity.sequences >= 30
     assert with_states * 100 + capacity.sequences * 400 + capacity.kept_bytes <= 90_000
-
-
-def test_one_sequence_runs_however_large_its_states_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
     assert state_capacity(10**9, 50_000, CPU).sequences == 1
 
 
@@ -186,7 +176,7 @@ def test_an_error_that_stays_leaves_the_engine(engine_with: Any, error: Exceptio
         engine.step()
 
 
-def keep_fails(engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_moving(engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     memory: Any = engine._runner
     monkeypatch.setattr(memory._kv, "move", failing_with([error] * 100))
 
@@ -195,7 +185,7 @@ def test_a_device_lost_while_accepted_tokens_move_ends_the_engine(
     engine_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_with()
-    keep_fails(engine, torch.AcceleratorError(LOST), monkeypatch)
+    break_moving(engine, torch.AcceleratorError(LOST), monkeypatch)
     sequences_of(engine, 4)
     with pytest.raises(DeviceLostError, match="failed in moving keys and values: CUDA error"):
         run(engine)
@@ -206,39 +196,13 @@ def test_without_memory_to_move_accepted_tokens_sequences_end(
 ) -> None:
     """What they would have written is lost, so no smaller step can go on from there."""
     engine = engine_with()
-    keep_fails(engine, torch.OutOfMemoryError("CUDA out of memory"), monkeypatch)
+    break_moving(engine, torch.OutOfMemoryError("CUDA out of memory"), monkeypatch)
     sequences = sequences_of(engine, 4)
     errors = [output.finish.error for output in run(engine) if output.finish is not None]
     assert any(isinstance(error, ModelError) for error in errors)
-    for sequence, error in zip(sequences, errors, strict=True):
-        answer = greedy("llama", tuple(sequence.request.prompt.tolist()), 10)
-        assert sequence.output == answer[: len(sequence.output)]
+    for sequence, error, prompt in zip(sequences, errors, PROMPTS, strict=True):
+        assert sequence.output == greedy("llama", prompt, 10)[: len(sequence.output)]
         assert error is None or isinstance(error, ModelError)
-
-
-@pytest.mark.gpu_sim
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (torch.AcceleratorError(LOST), DeviceLostError),
-        (RuntimeError("Triton Error [CUDA]: device-side assert triggered"), DeviceLostError),
-        (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError),
-    ],
-)
-def test_the_cuda_runner_tells_of_errors_while_it_moves(
-    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from draftwood_model_runner.runners.cuda.device import require_triton
-
-    try:
-        require_triton(torch.device("cpu"))
-    except UnsupportedRunnerError as missing:
-        pytest.skip(str(missing))
-    runner: Any = served("llama", "cuda").factory.runner(64)
-    monkeypatch.setattr(runner._kv, "move", failing_with([error]))
-    slot = np.zeros(1, np.int32)
-    with pytest.raises(kind, match="moving keys and values"):
-        runner.compact_kv(KVCompaction(slot, slot, np.array([0, 1], np.int32)))
 
 
 def test_errors_of_no_device_stay_as_they_are() -> None:

@@ -72,7 +72,7 @@ def test_quantized_weights_are_those_that_transformers_reads(tmp_path: Path) -> 
     assert not expected
 
 
-@pytest.mark.parametrize("end", [30, 3000, 400_000, -1])
+@pytest.mark.parametrize("end", [30, 400_000, -1])
 def test_a_truncated_file_is_named(end: int, float32_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "short.gguf"
     file.write_bytes(float32_file.read_bytes()[:end])

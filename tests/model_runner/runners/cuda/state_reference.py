@@ -10,6 +10,16 @@ import torch
 
 from draftwood_benchmarks.gpu_attention import random_tree
 from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.cuda.device import Machine
+from draftwood_model_runner.runners.cuda.recurrent_layers import (
+    STATE_NODES,
+    ConvolutionStates,
+    DeviceScan,
+    LayerStates,
+    RecurrenceStates,
+)
+from draftwood_model_runner.runners.cuda.state_rows import PlannedRow, RowState, StateArrays, StateLayout
+from draftwood_model_runner.runners.page_states import StepRow
 from draftwood_model_runner.runners.scanning import Scan
 from draftwood_model_runner.runners.torch.scan import HostScan, StepShape
 from tests.model_runner.runners.cuda.reference import CPU
@@ -29,7 +39,6 @@ class Shape(NamedTuple):
 
 class RowSizes(NamedTuple):
     """Of a batch row.
-
     Attributes:
         replayed: accepted nodes of the step before.
         chain: tokens up to the root of its tree.
@@ -65,7 +74,6 @@ def random_rows(random: np.random.Generator, count: int, most_nodes: int) -> lis
 
 class StateCase:
     """A step over random states. Memory that no kernel has written, or none may read, holds NaN.
-
     Args:
         rows: its batch rows.
         padding: tokens behind them.
@@ -83,52 +91,39 @@ class StateCase:
         beside: int = 3,
         device: torch.device = CPU,
     ) -> None:
-        from draftwood_model_runner.runners.cuda.recurrent_layers import STATE_NODES
-        from draftwood_model_runner.runners.cuda.state_rows import PlannedRow, RowState, StateArrays, StateLayout
-        from draftwood_model_runner.runners.page_states import StepRow
-
         self._random, self._rows, self._shape, self._dtype, self._device = random, rows, shape, dtype, device
-        self._beside = beside
-        self._node_count, self._ends = STATE_NODES, 2 * len(rows)
-        parents, cu_seqlens, self._accepted, planned = list[int](), [0], list[list[int]](), []
-        none = np.zeros(0, np.int32)
+        self._beside, self._ends, none = beside, 2 * len(rows), np.zeros(0, np.int32)
+        self._accepted = [np.sort(random.permutation(STATE_NODES)[: row.replayed]).tolist() for row in rows]
+        parents, cu_seqlens, roots, page_ends, planned = list[int](), [0], list[int](), list[int](), []
         for number, row in enumerate(rows):
             begin, root = cu_seqlens[-1], row.chain - 1
             tree = random_tree(random, row.nodes, deep)
             parents += [*range(-1, root), *(int(parent) + 1 + root for parent in tree.parents)]
             cu_seqlens.append(len(parents))
-            self._accepted.append(np.sort(random.permutation(STATE_NODES)[: row.replayed]).tolist())
+            roots.append(begin + root)
+            page_ends.append(begin + row.page_end if row.page_end else -1)
             chain, nodes = range(begin, begin + row.chain), range(begin + row.chain, len(parents))
             tokens = StepRow(0, chain, chain[: row.chain if row.cu_seqlens else 0], nodes, none)
             before = None if row.cu_seqlens else RowState(row=2 * number, position=0)
             end = self._ends + number if row.page_end else -1
-            planned.append(PlannedRow(tokens, before, self._accepted[-1], 2 * number + 1, row.page_end, end))
-        size, zeros = len(parents), np.zeros(len(parents), np.int32)
-        self._cu_seqlens = cu_seqlens
-        batch = StepBatch(
-            zeros, zeros, np.array(parents, np.int32), np.array(cu_seqlens, np.int32), none, none, none, none
-        )
-        layout = StateLayout(batch, planned)
-        self._size, self._padded = size, size + padding
+            planned.append(PlannedRow(tokens, before, self._accepted[number], 2 * number + 1, row.page_end, end))
+        self._cu_seqlens, self._size, self._padded = cu_seqlens, len(parents), len(parents) + padding
+        trees, offsets = np.array(parents, np.int32), np.array(cu_seqlens, np.int32)
+        zeros = np.zeros(self._size, np.int32)
+        layout = StateLayout(StepBatch(zeros, zeros, trees, offsets, none, none, none, none), planned)
         self._arrays = StateArrays(self._padded, max(1, layout.walk.size), device)
         self._arrays.fill(layout, self._padded)
-        begins = cu_seqlens[:-1]
         self._step = StepShape(
-            parents=np.array(parents, np.int32),
-            cu_seqlens=np.array(cu_seqlens, np.int32),
-            roots=np.array([begin + row.chain - 1 for begin, row in zip(begins, rows, strict=True)], np.int32),
-            page_ends=np.array(
-                [begin + row.page_end if row.page_end else -1 for begin, row in zip(begins, rows, strict=True)],
-                np.int32,
-            ),
+            trees,
+            offsets,
+            roots=np.array(roots, np.int32),
+            page_ends=np.array(page_ends, np.int32),
             is_prompt=(self._arrays.is_prompt[: self._size] != 0).cpu(),
             replayed_offsets=np.cumsum([0, *(row.replayed for row in rows)], dtype=np.int32),
         )
 
     def convolution(self, channels: int, *, biased: bool = True, silu: bool = True) -> list[Pair]:
         """Outputs, states and inputs of nodes of a convolution."""
-        from draftwood_model_runner.runners.cuda.recurrent_layers import ConvolutionStates, LayerStates
-
         inputs, weight, bias = self._tokens(channels), self._numbers(channels, WIDTH), self._numbers(channels)
         memory = ConvolutionStates(self._states(WIDTH - 1, channels), self._nodes(channels))
         host = self._host(("conv", 0), memory.states, [memory.nodes])
@@ -179,8 +174,6 @@ class StateCase:
         arguments: tuple[torch.Tensor, ...],
         nodes: tuple[torch.Tensor, ...],
     ) -> list[Pair]:
-        from draftwood_model_runner.runners.cuda.recurrent_layers import LayerStates, RecurrenceStates
-
         states = self._states(self._shape.heads, self._shape.rows, self._shape.columns).float()
         of_heads = [part if at != 2 else part[..., None] for at, part in enumerate(nodes)]  # as the host keeps them
         host = self._host(("recurrent", 0), states, of_heads)
@@ -193,11 +186,11 @@ class StateCase:
             {} if row.cu_seqlens else {kind: states[2 * number][None].cpu().float()}
             for number, row in enumerate(self._rows)
         ]
-        accepted = [
-            torch.cat([part[2 * number, kept].cpu().float() for number, kept in enumerate(self._accepted)])
+        kept = [
+            torch.cat([part[2 * number, accepted].cpu().float() for number, accepted in enumerate(self._accepted)])
             for part in nodes
         ]
-        return HostScan(self._step, before, accepted)
+        return HostScan(self._step, before, kept)
 
     def _compared(
         self,
@@ -210,7 +203,7 @@ class StateCase:
         nodes: tuple[torch.Tensor, ...],
     ) -> list[Pair]:
         """Outputs of all tokens, states behind roots and ends of pages, and the inputs of nodes."""
-        actual = compute(self._scan(memory), *arguments)
+        actual = compute(DeviceScan(memory, self._arrays, Machine(2)), *arguments)
         assert not actual[self._size :].any(), "padding"
         expected = compute(host, *(part.cpu().float() for part in arguments))
         [after], [ends] = host.states.values(), host.ends.values()
@@ -221,17 +214,11 @@ class StateCase:
             Pair(f"{name}: ends of pages", states[pages], ends),
         ]
         for number, row in enumerate(self._rows):
-            begin, kept = self._cu_seqlens[number] + row.chain, min(row.nodes, self._node_count)
+            begin, kept = self._cu_seqlens[number] + row.chain, min(row.nodes, STATE_NODES)
             for part, inputs in zip(nodes, host.inputs, strict=True):
                 of_row = part[2 * number + 1, :kept].flatten(1), inputs[begin : begin + kept].flatten(1)
                 pairs.append(Pair(f"{name}: inputs of nodes", *of_row))
         return pairs
-
-    def _scan(self, states: Any) -> Any:
-        from draftwood_model_runner.runners.cuda.device import Machine
-        from draftwood_model_runner.runners.cuda.recurrent_layers import DeviceScan
-
-        return DeviceScan(states, self._arrays, Machine(2))
 
     def _numbers(self, *size: int) -> torch.Tensor:
         return torch.from_numpy(self._random.standard_normal(size)).to(device=self._device, dtype=self._dtype)
@@ -255,6 +242,6 @@ class StateCase:
         return numbers
 
     def _nodes(self, *size: int) -> torch.Tensor:
-        numbers = self._numbers(self._ends, self._node_count, *size)
+        numbers = self._numbers(self._ends, STATE_NODES, *size)
         numbers[1::2] = torch.nan
         return numbers

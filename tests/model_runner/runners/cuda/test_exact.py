@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.request import SamplingParams
-from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda import factory, tiling
 from draftwood_model_runner.runners.cuda.layers import exact_linear, make_exact
 from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
-from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from tests.model_runner.families import VOCAB, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
-from tests.model_runner.runners.cuda.reference import attended, random_batch
 from tests.model_runner.runners.cuda.test_lossless import PROMPTS, run, small, written
+from tests.model_runner.sequences import GREEDY
 
 RUN = 64
 """Entries of a run here, so that short contexts have several."""
@@ -36,45 +32,6 @@ RUN = 64
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "EXACT_RUN", RUN)
-
-
-rows = st.tuples(st.sampled_from([0, 1, 15, 62, 63, 64, 130]), st.integers(1, 40), st.integers(0, 40))
-
-
-@given(
-    batch=st.lists(rows, min_size=1, max_size=3),
-    seed=st.integers(0, 2**32 - 1),
-    deep=st.sampled_from([0.0, 0.5, 0.95]),
-    group=st.sampled_from([1, 3]),
-    window=st.sampled_from([None, 20]),
-)
-@settings(
-    max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-def test_attention(batch: list[tuple[int, int, int]], seed: int, deep: float, group: int, window: int | None) -> None:
-    random = np.random.default_rng(seed)
-    step, pages = random_batch(random, batch, deep)
-    options: dict[str, Any] = {"window": window, "padding": 3, "exact": True, "device": DEVICE}
-    output, expected, _ = attended(step, pages, KVShape(2, 16, 16), group, torch.float32, random, **options)
-    assert (output.double() - expected).abs().max() < 2e-6
-
-
-class Steps:
-    """Steps of a model of one layer, whose keys and values are kept."""
-
-    def __init__(self, module: Any, layout: CudaLayout) -> None:
-        self._runner = CudaRunner(module, layout, 64 * PAGE_SIZE, graphs=False)
-        self._free: Iterator[int] = iter(np.random.default_rng(0).permutation(self._runner.pages).tolist())
-
-    def pages(self, count: int) -> Int32Array:
-        return np.array([next(self._free) for _ in range(count)], np.int32)
-
-    def logits(self, *rows: BatchRow) -> torch.Tensor:
-        return self.of(lay_out(list(rows)))
-
-    def of(self, batch: StepBatch) -> torch.Tensor:
-        logits: torch.Tensor = self._runner.step(batch, 0).logits
-        return logits.clone()
 
 
 @functools.cache
@@ -90,33 +47,35 @@ def exact_model(family: str, dtype: torch.dtype) -> Any:
 )
 def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
     """A deep tree over the end of a run, beside another sequence, against one token after the other."""
-    factory = exact_model("llama", dtype).factory
-    steps, random = Steps(factory.module, factory.layout), np.random.default_rng(2)
+    factory, random = exact_model("llama", dtype).factory, np.random.default_rng(2)
+    runner = CudaRunner(factory.module, factory.layout, 64 * PAGE_SIZE, graphs=False)
     context = random.integers(0, VOCAB, RUN - 3).astype(np.int32)
     tree = DraftTree.of(random.integers(0, VOCAB, 20).tolist(), [max(-1, i - 1 - i % 3) for i in range(20)])
-    tables = [steps.pages(8) for _ in range(3)]
-    other = BatchRow(tables[2], 0, context[:30], EMPTY_TREE, logits_from=29)
-    steps.logits(BatchRow(tables[0], 0, context[:-1], EMPTY_TREE, logits_from=context.size - 2), other)
-    last = BatchRow(tables[0], context.size - 1, context[-1:], tree, logits_from=0)
-    drafted = steps.logits(last, other)
+    drafted_pages, pages, other_pages = random.permutation(runner.pages)[:24].astype(np.int32).reshape(3, 8)
+
+    def logits(*rows: BatchRow) -> torch.Tensor:
+        found: torch.Tensor = runner.step(lay_out([*rows]), 0).logits
+        return found.clone()
+
+    def chain(table: Int32Array, begin: int, tokens: Int32Array, tree: DraftTree = EMPTY_TREE) -> BatchRow:
+        return BatchRow(table, begin, tokens, tree, logits_from=tokens.size - 1)
+
+    other, size = chain(other_pages, 0, context[:30]), context.size
+    logits(chain(drafted_pages, 0, context[:-1]), other)
+    drafted = logits(chain(drafted_pages, size - 1, context[-1:], tree), other)
     path = [19]
     while tree.parents[path[0]] >= 0:
         path.insert(0, int(tree.parents[path[0]]))
     assert len(path) > 6
-    steps.logits(BatchRow(tables[1], 0, context[:20], EMPTY_TREE, logits_from=19))
-    steps.logits(BatchRow(tables[1], 20, context[20:-1], EMPTY_TREE, logits_from=context.size - 22))
+    logits(chain(pages, 0, context[:20]))
+    logits(chain(pages, 20, context[20:-1]))
     for at, (row, token) in enumerate([(0, int(context[-1])), *((1 + node, int(tree.tokens[node])) for node in path)]):
-        row_alone = BatchRow(tables[1], context.size - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
-        assert torch.equal(steps.logits(row_alone)[0], drafted[row]), at
+        alone = logits(chain(pages, size - 1 + at, np.array([token], np.int32)))
+        assert torch.equal(alone[0], drafted[row]), at
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        pytest.param(SamplingParams(), marks=pytest.mark.slow),
-        pytest.param(SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.3, seed=8), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.3, seed=8)])
 def test_answers_in_bfloat16_do_not_depend_on_drafts_and_batch(sampling: SamplingParams) -> None:
     model = exact_model("llama", torch.bfloat16)
     plain = run(model, None, sampling)

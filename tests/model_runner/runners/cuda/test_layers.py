@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.loading.loaded import fingerprint
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.cuda import layers as fusing
 from draftwood_model_runner.runners.cuda.attention import STEP
@@ -28,13 +27,11 @@ from draftwood_model_runner.runners.cuda.layers import (
     Fusions,
     ParallelLinears,
     fuse,
-    fused_rotation,
-    fused_silu,
 )
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.sampling import TOP
 from draftwood_model_runner.runners.trials import attention_calls
-from tests.model_runner.families import bundled_tokenizer, tiny
+from tests.model_runner.families import tiny
 from tests.model_runner.runners.cuda.device import DEVICE, launched
 from tests.model_runner.runners.cuda.recording import Recording
 from tests.model_runner.small_models import small_model
@@ -117,43 +114,6 @@ def test_a_model_can_be_taken_over_again() -> None:
         assert fused_parts(module)["FusedDecoder"] == 1
 
 
-def test_angles_of_other_heads_are_refused() -> None:
-    query, angles = torch.zeros(1, 2, 3, 16, device=DEVICE), torch.zeros(1, 3, 8, device=DEVICE)
-    with pytest.raises(ValueError, match="cosines for"):
-        fused_rotation(query, query, angles, angles)
-
-
-def test_fused_operations_are_right_to_rounding() -> None:
-    """In float64, of parts of wider rows, as joined products leave them."""
-    torch.manual_seed(0)
-    wide = torch.randn(1, 5, 320, device=DEVICE)
-    (gate, up), residual = wide.split(160, -1), torch.randn(1, 5, 160, device=DEVICE)
-    query, key = wide[..., :96].view(1, 5, 3, 32), wide[..., 96:160].view(1, 5, 2, 32)
-    weight, of_heads = torch.randn(160, device=DEVICE), torch.randn(32, device=DEVICE)
-    cos, sin = torch.randn(2, 1, 5, 32, device=DEVICE)
-    norm = FusedNorm(weight, 1e-6, add_one=False)
-    total, normed = norm.of_sum(residual, up)
-
-    def norm_of(rows: torch.Tensor, weight: torch.Tensor) -> Any:
-        return torch.nn.functional.rms_norm(rows.double(), rows.shape[-1:], weight.double(), 1e-6)
-
-    def rotated(heads: torch.Tensor) -> Any:
-        exact = heads.double().transpose(1, 2)
-        return exact * cos.double() + torch.cat([-exact[..., 16:], exact[..., :16]], -1) * sin.double()
-
-    turned = fused_rotation(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
-    for actual, right in (
-        (norm(gate), norm_of(gate, weight)),
-        (FusedNorm(of_heads, 1e-6, add_one=False)(query), norm_of(query, of_heads)),
-        (total, up.double() + residual.double()),
-        (normed, norm_of(up.double() + residual.double(), weight)),
-        (fused_silu(gate, up), torch.nn.functional.silu(gate.double()) * up.double()),
-        (turned[0], rotated(query)),
-        (turned[1], rotated(key)),
-    ):
-        assert (actual.double() - right).abs().max() < 1e-5
-
-
 def test_the_most_probable_tokens_of_a_large_vocabulary() -> None:
     """More than one block of it."""
     torch.manual_seed(0)
@@ -191,46 +151,27 @@ def kernels_of_a_step(family: str, layers: int) -> list[str]:
     return [name for name in names if name not in VIEWS]
 
 
-def layers(bias: bool = True, kind: type[nn.Linear] = nn.Linear) -> list[nn.Linear]:
-    return [kind(32, width, bias, device=DEVICE) for width in (32, 16, 16)]
-
-
-def storages(module: nn.Module) -> dict[int, int]:
-    """Bytes of the memory of a module's parameters, by where it is."""
-    memory = (parameter.untyped_storage() for parameter in module.parameters())
-    return {tensor.data_ptr(): tensor.nbytes() for tensor in memory}
-
-
 def test_weights_stay_what_they_were_in_no_more_memory() -> None:
     module = tiny("qwen2", num_hidden_layers=2)  # whose queries, keys and values have biases
-    tokenizer = bundled_tokenizer()
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    parameters, size, identity = dict(module.named_parameters()), storages(module), fingerprint(module, tokenizer)
+
+    def storages() -> dict[int, int]:
+        memory = (parameter.untyped_storage() for parameter in module.parameters())
+        return {tensor.data_ptr(): tensor.nbytes() for tensor in memory}
+
+    parameters, size = dict(module.named_parameters()), storages()
+    before = {name: weight.detach().clone() for name, weight in parameters.items()}
     assert fuse(module, [{}, {}])
-    assert {name: id(parameter) for name, parameter in module.named_parameters()} == {
-        name: id(parameter) for name, parameter in parameters.items()
-    }
-    after = module.state_dict()
+    after = dict(module.named_parameters())
     assert list(after) == list(before)
-    assert all(torch.equal(after[name], weight) for name, weight in before.items())
-    assert fingerprint(module, tokenizer) == identity
-    assert sum(storages(module).values()) == sum(size.values())
-    assert len(storages(module)) == len(size) - 2 * (2 + 2 + 1)
+    for name, weight in after.items():
+        assert weight is parameters[name]
+        assert torch.equal(weight, before[name]), name
+    assert sum(storages().values()) == sum(size.values())
+    assert len(storages()) == len(size) - 2 * (2 + 2 + 1)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@torch.inference_mode()
-def test_one_product(bias: bool) -> None:
-    alone = layers(bias)
-    x = torch.randn(1, 3, 32, device=DEVICE)
-    expected = [layer(x) for layer in alone]
-    products = ParallelLinears(alone, join=True)
-    assert products.joined
-    parts = products(x)
-    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    for layer, part, right in zip(alone, parts, expected, strict=True):
-        assert torch.allclose(part, right, atol=1e-6)
-        assert torch.equal(layer(x), right)
+def layers(kind: type[nn.Linear] = nn.Linear) -> list[nn.Linear]:
+    return [kind(32, width, device=DEVICE) for width in (32, 16, 16)]
 
 
 class Adapted(nn.Linear):

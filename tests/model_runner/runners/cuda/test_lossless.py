@@ -10,12 +10,15 @@ import functools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-import draftwood_strategies
+from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaRunner, compile_sampling
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
@@ -24,6 +27,7 @@ from tests.model_runner.families import VOCAB, generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.runners.cuda.device import DEVICE, launched
+from tests.model_runner.runners.test_machine import LOST, failing_with
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of
 from tests.model_runner.sequences import run as run_all
 
@@ -87,14 +91,6 @@ def test_trees_of_any_shape(family: str) -> None:
     sequences = run(served(family), OracleStrategy(answers, VOCAB, seed=3))
     assert [sequence.output for sequence in sequences] == list(answers.values())
     assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW_TOKENS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["none", "jacobi", "trie", "hybrid"])
-def test_strategies(name: str) -> None:
-    sequences = run(served("llama"), draftwood_strategies.create(name))
-    assert [sequence.output for sequence in sequences] == [written("llama", prompt) for prompt in PROMPTS]
-    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * 3
 
 
 def test_penalties_on_the_device() -> None:
@@ -192,28 +188,42 @@ def kernels_of(action: Any) -> set[tuple[str, tuple[tuple[str, Any], ...]]]:
     return {(name, constants) for name, constants in names if name in BESIDE_THE_MODEL}
 
 
-def runner_of(kv_tokens: int) -> CudaRunner:
+def compiled_with(kv_tokens: int) -> tuple[set[tuple[str, tuple[tuple[str, Any], ...]]], set[int]]:
+    """What is compiled before the first request, and the sizes of trees among it."""
     runner = served("llama").factory.runner(kv_tokens)
     assert isinstance(runner, CudaRunner)
-    return runner
+    compiled = kernels_of(lambda: compile_sampling(runner))
+    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
+    return compiled, {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"}
 
 
 def test_no_request_needs_another_kernel() -> None:
     model = served("llama")
-    compiled = kernels_of(lambda: compile_sampling(runner_of(ROOM)))
+    compiled, sizes = compiled_with(ROOM)
+    assert sizes == ({16, 32} if DEVICE.type == "cpu" else {16, 32, 64, 128, 256})
     answers = {prompt: [*range(1, 10)] for prompt in PROMPTS}
     sampled = SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=11, logprobs=3)
-    for params, grammar in ((SamplingParams(temperature=0.0), None), (sampled, RandomGrammar(VOCAB))):
+    for params, grammar in ((GREEDY, None), (sampled, RandomGrammar(VOCAB))):
         oracle = OracleStrategy(answers, VOCAB, seed=7)
         needed = kernels_of(lambda: run(model, oracle, params, PROMPTS[:1], grammar))  # noqa: B023
         assert needed <= compiled
         assert {name for name, _ in needed} >= {"accept_paths", "move_kv"}
-    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
-    sizes = {16, 32} if DEVICE.type == "cpu" else {16, 32, 64, 128, 256}
-    assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == sizes
+    assert compiled_with(PAGE_SIZE)[1] == {16}, "what a small memory holds"
 
 
-def test_a_small_memory_holds_the_first_steps() -> None:
-    compiled = kernels_of(lambda: compile_sampling(runner_of(PAGE_SIZE)))
-    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
-    assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == {16}
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError(LOST), DeviceLostError),
+        (RuntimeError("Triton Error [CUDA]: device-side assert triggered"), DeviceLostError),
+        (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError),
+    ],
+)
+def test_errors_while_keys_and_values_move(
+    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner: Any = served("llama").factory.runner(64)
+    monkeypatch.setattr(runner._kv, "move", failing_with([error]))
+    slot = np.zeros(1, np.int32)
+    with pytest.raises(kind, match="moving keys and values"):
+        runner.compact_kv(KVCompaction(slot, slot, np.array([0, 1], np.int32)))

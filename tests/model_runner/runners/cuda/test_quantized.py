@@ -50,8 +50,7 @@ def compressed_4_bits(plain: Path, folder: Path) -> None:
         parts = packing.PackedQuantizationCompressor.compress({"weight": weight, "weight_scale": scales}, of_layers)
         return {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
 
-    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed"}
-    rewrite(plain, folder, quantized, config | {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]})
+    rewrite(plain, folder, quantized, compressed("pack-quantized", scheme))
 
 
 def compressed_fp8(plain: Path, folder: Path) -> None:
@@ -60,14 +59,18 @@ def compressed_fp8(plain: Path, folder: Path) -> None:
     pytest.importorskip("compressed_tensors", reason=NEEDED)
     weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
     inputs = weights | {"strategy": "token", "dynamic": True}
-    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
 
     def quantized(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         scales = weight.abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
         return {name: (weight / scales).to(torch.float8_e4m3fn), f"{name}_scale": scales}
 
-    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
-    rewrite(plain, folder, quantized, config | {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]})
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    rewrite(plain, folder, quantized, compressed("float-quantized", scheme))
+
+
+def compressed(form: str, scheme: dict[str, Any]) -> dict[str, Any]:
+    config = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return config | {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]}
 
 
 def fp8_blocks(plain: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +18,13 @@ from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.recurrent_layers import STATE_NODES
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
-from draftwood_model_runner.runners.cuda.state_rows import StateRows, paths
-from draftwood_model_runner.sequence import Sequence
+from draftwood_model_runner.runners.cuda.state_rows import StateRows
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from tests.model_runner.families import generate, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.state_reference import Pair, RowSizes, Shape, StateCase, random_rows
-from tests.model_runner.sequences import engine_of, make_sequence
-from tests.model_runner.sequences import run as run_all
+from tests.model_runner.sequences import engine_of, make_sequence, run
 from tests.model_runner.small_models import VOCAB, tiny_hybrid
 from tests.model_runner.test_hybrids import SMALLER, TIE, generated, hybrid
 
@@ -43,17 +42,20 @@ def close(pairs: list[Pair], tolerance: float) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_trees_chains_and_prompts_in_one_call(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "dtype", "tolerance"),
+    [*((seed, torch.float32, 1e-4) for seed in range(4)), (4, torch.float16, 1e-2), (5, torch.bfloat16, 5e-2)],
+)
+def test_trees_chains_and_prompts_in_one_call(seed: int, dtype: torch.dtype, tolerance: float) -> None:
     random = np.random.default_rng(seed)
     rows = [
         *random_rows(random, 3, most_nodes=12),
         RowSizes(2, 1, 6, page_end=1),
         RowSizes(0, 7, 0, page_end=4, cu_seqlens=True),
     ]
-    case = StateCase(random, rows, Shape(4, 2, 8, 6), padding=3, device=DEVICE)
+    case = StateCase(random, rows, Shape(4, 2, 8, 6), dtype, padding=3, device=DEVICE)
     for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
-        close(pairs, 1e-4)
+        close(pairs, tolerance)
 
 
 def test_trees_that_are_larger_than_what_is_kept_of_them() -> None:
@@ -66,25 +68,8 @@ def test_trees_that_are_larger_than_what_is_kept_of_them() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_size_of_state(shape: Shape) -> None:
-    random = np.random.default_rng(1)
-    case = StateCase(random, [RowSizes(2, 2, 5, page_end=1)], shape, device=DEVICE)
+    case = StateCase(np.random.default_rng(1), [RowSizes(2, 2, 5, page_end=1)], shape, device=DEVICE)
     close(case.delta_rule() if shape.columns > shape.rows or shape.groups == shape.heads else case.state_space(), 1e-4)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.bfloat16, 5e-2)])
-def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
-    random = np.random.default_rng(2)
-    case = StateCase(
-        random, [RowSizes(2, 1, 6), RowSizes(0, 5, 0, cu_seqlens=True)], Shape(4, 2, 8, 16), dtype, device=DEVICE
-    )
-    for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
-        close(pairs, tolerance)
-
-
-def test_a_walk_takes_each_path_from_the_root() -> None:
-    parents = np.array([-1, 0, 0, 1, 1, 2], np.int32)
-    assert paths(parents, 1, 6).tolist() == [2, 6, 2 + 1, 8, 4 + 1, 10]
-    assert paths(np.array([-1, 0, 1], np.int32), 1, 3).tolist() == [2, 4]
 
 
 def batch(context: int, chain: int, nodes: int = 0, table: Any = TABLE, **options: Any) -> StepBatch:
@@ -102,11 +87,11 @@ def step(rows: StateRows, of_step: StepBatch) -> Any:
     return planned[0], rows.commit(planned)[0]
 
 
-def test_a_state_serves_up_to_its_last_accepted_node(rows: StateRows) -> None:
+def test_a_state_serves_up_to_its_last_accepted_node_and_after_steps_that_failed(rows: StateRows) -> None:
     planned, state = step(rows, batch(0, 3, 4))
     assert planned.source == -1
     state.nodes = [1, 3]
-    for context, accepted in ((3, []), (4, [1]), (5, [1, 3])):
+    for context, accepted in (*((3, []) for _ in range(10)), (4, [1]), (5, [1, 3])):
         again = rows.plan(batch(context, 1))
         assert (again[0].source, again[0].accepted) == (state.row, accepted)
         assert again[0].target != state.row
@@ -115,23 +100,16 @@ def test_a_state_serves_up_to_its_last_accepted_node(rows: StateRows) -> None:
         rows.plan(batch(6, 1))
 
 
-def test_a_step_that_failed_leaves_the_states_before_it(rows: StateRows) -> None:
-    _, state = step(rows, batch(0, 3))
-    for _ in range(10):
-        rows.discard(rows.plan(batch(3, 1)))
-    planned, _ = step(rows, batch(3, 1))
-    assert planned.source == state.row
-
-
-def test_the_end_of_a_page_of_a_prompt_is_kept_for_others(rows: StateRows) -> None:
+def test_the_end_of_a_page_of_a_prompt_is_kept_for_others_until_it_is_written_again(rows: StateRows) -> None:
     planned, _ = step(rows, batch(0, 6))
     assert (planned.page_end, planned.page) == (PAGE, 7)
-    assert rows.resumes_after(7)
     rows.release([7, 3], kept=True)
     rows.resume(7, first=9, position=PAGE)
     other, _ = step(rows, batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt_len=6))
     assert other.source == planned.end
-    rows.release([7, 9], kept=False)
+    rows.release([7, 9], kept=True)
+    assert rows.resumes_after(7)
+    step(rows, batch(0, 3, table=np.array([7], np.int32)))
     assert not rows.resumes_after(7)
     with pytest.raises(RuntimeError):
         rows.plan(batch(PAGE, 2))
@@ -146,13 +124,6 @@ def test_an_end_that_a_sequence_begins_with_is_not_given_away(rows: StateRows) -
     rows.commit(other)
     resumed = rows.plan(batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt_len=6))
     assert resumed[0].source == planned.end
-
-
-def test_a_page_that_is_written_again_has_no_state(rows: StateRows) -> None:
-    step(rows, batch(0, 5))
-    rows.release(TABLE.tolist(), kept=True)
-    step(rows, batch(0, 3, table=np.array([7], np.int32)))
-    assert not rows.resumes_after(7)
 
 
 def test_rows_do_not_run_out_and_more_sequences_than_rows_are_refused(rows: StateRows) -> None:
@@ -189,20 +160,28 @@ def prompts_of(family: str, seed: int) -> list[tuple[int, ...]]:
     random = np.random.default_rng(seed)
     prompts = list[tuple[int, ...]]()
     common = random.integers(0, VOCAB, 18).tolist()
-    offsets: tuple[list[int], ...] = (common, [], common)
-    for begin in offsets:
-        for _ in range(100):
-            prompt = (*begin, *random.integers(0, VOCAB, int(random.integers(1, 9))).tolist())
-            if prompt not in prompts and generated(family, prompt, NEW).closest >= TIE:
-                prompts.append(prompt)
-                break
-    assert len(prompts) == 3
+    while len(prompts) < 3:
+        begin = [] if len(prompts) == 1 else common
+        prompt = (*begin, *random.integers(0, VOCAB, int(random.integers(1, 9))).tolist())
+        if generated(family, prompt, NEW).closest >= TIE:
+            prompts.append(prompt)
     return prompts
 
 
-def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halves: bool = False) -> list[Sequence]:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("family", "halves"),
+    [
+        *((family, False) for family in [*SMALLER][:2]),
+        ("bamba small", True),
+        *(pytest.param(family, False, marks=pytest.mark.slow) for family in [*SMALLER][2:]),
+    ],
+)
+def test_trees_joins_prefixes_and_interruptions(family: str, halves: bool) -> None:
     """The first two requests at once and the last one when they have ended, in a memory that is too small for all; one
-    is cancelled. Asserts that nothing leaks, and that steps were replayed as they were recorded."""
+    is cancelled. Nothing leaks, and steps were replayed as they were recorded. Or in halves, which are in flight in
+    turn."""
+    prompts = prompts_of(family, seed=1)
     answers = {prompt: generated(family, prompt, NEW).tokens for prompt in prompts}
     kv_cache_tokens = CONTEXT + 2 * DRAFT
     engine = engine_of(served(family), DRAFT, max_running=3, prefill_chunk=16, kv_cache_tokens=kv_cache_tokens)
@@ -210,55 +189,38 @@ def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halve
         patched: Any = engine
         patched._microbatches.microbatch = lambda running: -(-running // 2)
     oracle = OracleStrategy(answers, VOCAB, seed=len(family))
-
-    def request(name: str, prompt: tuple[int, ...]) -> Sequence:
-        sequence = make_sequence(name, prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+    first, second, later, cancelled = (
+        make_sequence(str(i), prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+        for i, prompt in enumerate([*prompts, prompts[1]])
+    )
+    for sequence in (first, second, cancelled):
         engine.add(sequence)
-        return sequence
-
-    sequences = [request(str(number), prompt) for number, prompt in enumerate(prompts[:2])]
-    cancelled = request("cancelled", prompts[1])
-    for step in range(100):
-        if not engine.has_work and len(sequences) == len(prompts):
+    waiting = [later]
+    for step in itertools.count():
+        if not engine.has_work and not waiting:
             break
         if not engine.has_work:
-            sequences.append(request("later", prompts[2]))
-        if interrupted and step == 2:
-            engine.pause(sequences[0])
-        if interrupted and step == 4:
-            engine.resume(sequences[0])
+            engine.add(waiting.pop())
+        if not halves and step == 2:
+            engine.pause(first)
+        if not halves and step == 4:
+            engine.resume(first)
         engine.step()
         engine.check()
         if cancelled.output:
             engine.cancel(cancelled)
-    assert not engine.has_work
     assert isinstance(engine._runner, CudaRunner)
     assert engine._runner.states is not None
     assert engine._runner._graphs is not None
     assert engine._runner._graphs.sizes
     assert engine._runner.capture_problem == ""
     assert cancelled.output == answers[prompts[1]][: len(cancelled.output)]
-    assert [sequence.output for sequence in sequences] == [answers[prompt] for prompt in prompts]
-    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
-    return sequences
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "family", [*[*SMALLER][:2], *(pytest.param(family, marks=pytest.mark.slow) for family in [*SMALLER][2:])]
-)
-def test_trees_joins_prefixes_and_interruptions(family: str) -> None:
-    prompts = prompts_of(family, seed=1)
-    sequences = run(family, prompts, interrupted=True)
-    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW
-    assert sequences[-1].stats.cached_prompt_tokens >= 16
-    assert sequences[0].stats.pauses + sequences[0].stats.preemptions > 0
-
-
-@pytest.mark.timeout(600)
-def test_halves_in_turn() -> None:
-    sequences = run("bamba small", prompts_of("bamba small", seed=2), interrupted=False, halves=True)
-    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
+    for sequence, prompt in zip((first, second, later), prompts, strict=True):
+        assert sequence.output == answers[prompt]
+        assert sequence.stats.drafting_disabled_reason == ""
+    assert first.stats.accepted_tokens + second.stats.accepted_tokens + later.stats.accepted_tokens > NEW
+    assert later.stats.cached_prompt_tokens >= 16
+    assert halves or first.stats.pauses + first.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("family", ELSEWHERE)
@@ -285,9 +247,8 @@ def test_tokens_that_the_host_chooses() -> None:
     expected = generate(hybrid(family), prompt, NEW, suppress_tokens=suppressed)
     module = hybrid(family).to(DEVICE)
     module.generation_config.suppress_tokens = [*suppressed]
-    engine = engine_of(taken_over(module, max_context=CONTEXT, runner="cuda"), DRAFT, max_running=1)
     oracle = OracleStrategy({prompt: expected}, VOCAB, seed=2)
     sequence = make_sequence("r", prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
-    run_all(engine, sequence)
+    run(engine_of(taken_over(module, max_context=CONTEXT, runner="cuda"), DRAFT, max_running=1), sequence)
     assert sequence.output == expected
     assert sequence.stats.accepted_tokens > 0

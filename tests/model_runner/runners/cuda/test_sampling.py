@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +19,7 @@ from draftwood_model_runner.runners.cuda.sampling import Logprobs, log_probabili
 from draftwood_model_runner.runners.cuda.tiling import Division, divide
 from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, NOT_SAMPLED, ON_HOST, SamplingMetadata
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
-from draftwood_model_runner.sampling.verification import predicted_paths
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.runners.cuda.device import DEVICE
@@ -161,24 +157,6 @@ def test_choices_with_masks_can_be_sent_to_other_processes() -> None:
     assert rule.masks.rows.tolist() == [0, 1]
 
 
-def test_a_batch_of_all_kinds() -> None:
-    """A sampled row between others: none changes another, and rows of the host stay as they are."""
-    random = np.random.default_rng(1)
-    params = SamplingParams(temperature=0.8, top_p=0.8, seed=5)
-    batch = [(Written(replace(params, seed=i), i), random_tree(random, n, 0.5)) for i, n in enumerate((3, 0, 4, 2))]
-    logits = made_up_logits(random, sum(1 + len(tree) for _, tree in batch), coarse=False)
-    kinds: list[Any] = [MOST_PROBABLE, None, ON_HOST, None]
-    together, _, _ = sampled_by_kernels(batch, logits, kinds)
-    begin = 0
-    for row, kind in zip(batch, kinds, strict=True):
-        rows = slice(begin, begin + 1 + len(row[1]))
-        begin = rows.stop
-        alone, _, _ = sampled_by_kernels([row], logits[rows], [kind])
-        assert (together[rows] == alone).all()
-        if kind is not None:
-            assert (together[rows] == logits[rows].argmax(1).numpy()).all()
-
-
 def test_log_probabilities() -> None:
     """For those sequences that report some, as on the host; a prompt that is read has no row."""
     random = np.random.default_rng(6)
@@ -209,39 +187,20 @@ def test_log_probabilities() -> None:
 
 @pytest.mark.parametrize("kind", [MOST_PROBABLE, ON_HOST])
 def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
-    """They move behind the committed ones, in both layers, as the host's own walk accepts them."""
-    random = np.random.default_rng(2)
-    trees = [random_tree(random, nodes, 0.4) for nodes in (12, 1, 20)]
-    batch = [(Written(SamplingParams(), i), tree) for i, tree in enumerate(trees)]
-    logits = made_up_logits(random, sum(1 + len(tree) for tree in trees), coarse=False)
-    begin, accepted = 0, []
-    for _, tree in batch:
-        at, path = 0, []
-        while (children := np.flatnonzero(tree.parents == at - 1)).size:
-            logits[begin + at, int(tree.tokens[children[-1]])] = 99.0
-            at = 1 + int(children[-1])
-            path.append(at)
-        accepted.append(path)
-        begin += 1 + len(tree)
-    sampled, before, after = sampled_by_kernels(batch, logits, [kind] * 3)
-    begin, table = 0, 0
-    for (written, tree), path in zip(batch, accepted, strict=True):
-        tokens, parents = np.append(written.output[-1], tree.tokens), np.append(-1, tree.parents + 1)
-        rows = sampled[begin : begin + tokens.size]
-        offsets = np.array([0, tokens.size], np.int32)
-        tree_of = StepFeedback(tokens.astype(np.int32), parents.astype(np.int32), rows, None, offsets)
-        [walked] = predicted_paths(tree_of, rows)
-        assert [node + 1 for node in walked.nodes] == path
-        entries = written.context + 1 + len(tree)
-        pages = -(-entries // PAGE_SIZE)
-        order = np.arange(table, table + pages)[::-1]
-        expected = [*range(entries)]
-        if kind == MOST_PROBABLE:
-            for depth, node in enumerate(path, 1):
-                expected[written.context + depth] = written.context + node
-        for old, new in zip(before.layers.values(), after.layers.values(), strict=True):
-            for entry, source in enumerate(expected[: written.context + 1 + len(path)]):
-                moved = new[int(order[entry // PAGE_SIZE]), :, entry % PAGE_SIZE]
-                assert torch.equal(moved, old[int(order[source // PAGE_SIZE]), :, source % PAGE_SIZE])
-        begin += tokens.size
-        table += pages
+    """They move behind the committed ones, in both layers, unless the host chooses."""
+    tree, path = DraftTree.of([5, 6, 7, 8, 9], [-1, -1, 1, 2, 2]), [1, 2, 4]
+    batch = [(Written(SamplingParams(), i), tree) for i in range(3)]
+    logits = made_up_logits(np.random.default_rng(2), 6, coarse=False)
+    for parent, node in zip([-1, *path], path, strict=False):
+        logits[1 + parent, tree.tokens[node]] = 99.0
+    _, before, after = sampled_by_kernels(batch, logits.repeat(3, 1), [kind] * 3)
+    context = batch[0][0].context
+    pages = -(-(context + 1 + len(tree)) // PAGE_SIZE)
+    moved = [1 + node for node in path] if kind == MOST_PROBABLE else [1, 2, 3]
+    sources = [*range(context + 1), *(context + at for at in moved)]
+    for old, new in zip(before.layers.values(), after.layers.values(), strict=True):
+        for row in range(3):
+            order = np.arange(row * pages, (row + 1) * pages)[::-1].tolist()
+            for entry, source in enumerate(sources):
+                actual = new[order[entry // PAGE_SIZE], :, entry % PAGE_SIZE]
+                assert torch.equal(actual, old[order[source // PAGE_SIZE], :, source % PAGE_SIZE])

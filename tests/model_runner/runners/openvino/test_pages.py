@@ -9,26 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
+from draftwood_model_runner.runners.base import KVCompaction, KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.openvino import runner as runner_module
 from draftwood_model_runner.runners.openvino.factory import QUANTIZED_TOLERANCE, take_over
 from draftwood_model_runner.runners.openvino.pages import (
-    LONGEST,
     PAGE_SIZE,
     KVPages,
     PageLayout,
     paired,
     step_inputs,
-    tree_mask,
 )
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree
+from draftwood_strategies.draft import EMPTY_TREE
 from tests.model_runner.families import HAS_AMX, VOCAB, tiny
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 from tests.strategies.arrays import ids
 
 SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
 LAYOUT = PageLayout(SHAPES, "float32")
+
+
 SLOTS = 3 * PAGE_SIZE
 
 
@@ -64,63 +63,6 @@ def test_a_token_costs_what_the_layout_reports(dtype: str) -> None:
     assert kv.pages == 2
     assert kv.layout.bytes_per_token * 2 * PAGE_SIZE == sum(layer.nbytes for layer in (*kv.keys, *kv.values))
     assert [tensor.byte_size for tensor in kv.tensors().values()] == [layer.nbytes for layer in (*kv.keys, *kv.values)]
-
-
-trees = st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))))
-
-
-@given(st.lists(trees, min_size=1, max_size=4))
-def test_a_token_sees_its_ancestors_and_itself(rows: list[tuple[int, ...]]) -> None:
-    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
-    mask, mask_offsets = tree_mask(np.array([parent for row in rows for parent in row], np.int32), offsets)
-    for row, parents in enumerate(rows):
-        of_row = mask[mask_offsets[row] : mask_offsets[row + 1]]
-        if parents == tuple(range(-1, len(parents) - 1)):
-            assert of_row.size == 0  # a chain
-            continue
-        expected = np.eye(len(parents), dtype=np.uint8)
-        for i, parent in enumerate(parents):
-            while parent >= 0:
-                expected[i, parent] = 1
-                parent = parents[parent]
-        assert of_row.reshape(expected.shape).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("length", range(2, LONGEST + 1))
-def test_the_model_computes_the_same(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the end of a page, beside a tree and a prompt; and what later tokens read of it is the same as well."""
-    factory = take_over(tiny("llama"), max_context=128)
-    random = np.random.default_rng(length)
-    texts = random.integers(0, VOCAB, (3, PAGE_SIZE + 8), np.int32)
-    tables = random.permutation(6).astype(np.int32).reshape(3, 2)
-    context = PAGE_SIZE - 1
-    tree = DraftTree.of(texts[1, context + 1 : context + 4], [-1, -1, 0])
-    prompt = lay_out(
-        [BatchRow(tables[i], 0, texts[i, :context], EMPTY_TREE, logits_from=context - 1) for i in range(2)]
-    )
-    step = lay_out(
-        [
-            BatchRow(tables[0], context, texts[0, context : context + length], EMPTY_TREE, logits_from=0),
-            BatchRow(tables[1], context, texts[1, context : context + 1], tree, logits_from=0),
-            BatchRow(tables[2], 0, texts[2], EMPTY_TREE, logits_from=0),
-        ]
-    )
-    after = lay_out([BatchRow(tables[0], context + length, texts[0, -1:], EMPTY_TREE, logits_from=0)])
-
-    def logits() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        runner = factory.runner(6 * PAGE_SIZE, 1)
-        return np.concatenate([runner.step(batch, 0).logits.copy() for batch in (prompt, step, after)])
-
-    split = logits()
-    rows = list[int]()
-
-    def whole(batch: StepBatch) -> StepBatch:
-        rows.append(batch.rows)
-        return batch
-
-    monkeypatch.setattr(runner_module, "split_short_chains", whole)
-    assert np.allclose(split, logits(), atol=1e-4)
-    assert rows == [2, 3, 1]
 
 
 def test_each_single_token_is_followed_by_itself() -> None:
