@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from draftwood_benchmarks.closed_loop import Questions, RequestResult, closed_loop
-from draftwood_benchmarks.peers.process import MeasuredPeers, PeerModel, PeerState, running_peer
+from draftwood_benchmarks.load import MeasuredPeers, State, Windows
+from draftwood_benchmarks.peers.process import PeerModel, running_peer
 from draftwood_client import UnavailableError
 from draftwood_client.errors import ErrorDetails
 from tests.benchmarks.conftest import UsePeer
@@ -81,15 +82,14 @@ for line in sys.stdin:
 def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: list[list[int]]) -> None:
     use_peer(LEARNING)
     with running_peer("vllm", MODEL) as plain, running_peer("vllm", replace(MODEL, drafts="suffix")) as suffix:
-        peers = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0, streams=4)
+        peers, windows = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0, streams=4), Windows()
         for _ in range(2):
-            peers.measure(4)
-    expected = {PeerState("vllm", "none", True): (20, 20), PeerState("vllm", "suffix", False): (20, 20)}
+            peers.measure(4, windows)
+    expected = {State("vllm", "none"): (20, 20), State("vllm", "suffix", False): (20, 20)}
     if others:
-        expected[PeerState("vllm", "suffix", True)] = (60, 20)
-    assert {state: (window.tokens, window.steps) for (_, state), window in peers.windows.items()} == expected
-    fastest = peers.fastest(4)
-    assert fastest is not None
-    assert (fastest.tokens, fastest.rates) == ((60, [30.0, 30.0]) if others else (20, [10.0, 10.0]))
-    assert [result.ttft for result in fastest.results] == [0.5, 0.25] * 2
-    assert [result.tpot for result in fastest.results] == [0.5, None] * 2
+        expected[State("vllm", "suffix")] = (60, 20)
+    assert {state: (window.tokens, window.steps) for (_, state), window in windows.items()} == expected
+    cold = windows[4, State("vllm", "suffix", False)]
+    assert cold.rates == [10.0, 10.0]
+    assert [result.ttft for result in cold.results] == [0.5, 0.25] * 2
+    assert [result.tpot for result in cold.results] == [0.5, None] * 2
