@@ -22,13 +22,6 @@ def failed() -> RequestResult:
     return RequestResult(5.0, error=UnavailableError(ErrorDetails(grpc.StatusCode.UNAVAILABLE, "gone")))
 
 
-def test_latencies_are_those_of_the_first_tokens_and_of_each_later_one() -> None:
-    result = RequestResult(sent_at=10.0, first_at=10.5, last_at=12.5, first_tokens=3, tokens=11, steps=4)
-    assert (result.ttft, result.tpot) == (0.5, 0.25)
-    assert RequestResult(sent_at=10.0, first_at=10.5, last_at=10.5, first_tokens=3, tokens=3).tpot is None
-    assert failed().ttft is None
-
-
 async def test_a_closed_loop_ends_when_there_is_nothing_more_to_ask() -> None:
     with FakeServer() as server:
         questions = Questions(server.target, ["a", "b", "c"], ["d", "e"], {"max_tokens": 8})

@@ -18,7 +18,6 @@ from draftwood_benchmarks.harness.report import (
     OtherLoad,
     OutputOptions,
     command,
-    percentile,
     run_facts,
     table,
     warning,
@@ -64,12 +63,6 @@ def test_the_measured_prompts_and_those_to_warm_up_with_are_apart() -> None:
     assert [prompt[0] for prompt in others] == [3, 4, 5, 6, 7]
     with pytest.raises(BenchmarkError, match="only 10"):
         split(prompts, 3, 8)
-
-
-def test_percentiles_are_linear_between_ranks() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert percentile([0.0, 100.0], 99) == 99.0
-    assert percentile([], 50) is None
 
 
 def test_a_table_shows_rows_and_what_they_lack() -> None:
