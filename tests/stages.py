@@ -24,7 +24,6 @@ SYSTEM = (
     "tests/benchmarks/test_lossless.py",
     "tests/benchmarks/test_models.py",
     "tests/benchmarks/test_speed.py",
-    "tests/benchmarks/test_step.py",
     "tests/client/languages/",
     "tests/client/test_both_clients.py",
     "tests/client/test_console_script.py",

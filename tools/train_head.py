@@ -28,7 +28,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
+from draftwood_benchmarks.harness.models import ModelOptions, choose_model
 from draftwood_benchmarks.harness.report import console
 from draftwood_benchmarks.replay import Recording, read_trace
 from draftwood_model_runner.engine import Engine, EngineConfig
@@ -75,8 +75,7 @@ def texts(
     seed: Annotated[int, typer.Option(min=0, max=1000)] = 0,
 ) -> None:
     """Let the model ask questions, and answer them, half of them greedily."""
-    with chosen_model(ModelOptions(model=model)) as chosen:
-        loaded = chosen.load()
+    loaded = choose_model(ModelOptions(model=model)).load()
     capacity = _AT_ONCE * 2 * (_QUESTION_TOKENS + _ANSWER_TOKENS)
     config = EngineConfig(_AT_ONCE, adaptive_budget=False, kv_cache_tokens=capacity, prefix_cache=False)
     engine = Engine(loaded, config)
@@ -186,9 +185,9 @@ def train(
     torch.set_num_threads(threads)
     recipe = Recipe()
     torch.manual_seed(recipe.seed)
-    with chosen_model(ModelOptions(model=model)) as chosen:
-        target = AutoModelForCausalLM.from_pretrained(chosen.path, dtype=torch.float32).eval().requires_grad_(False)
-        tokenizer = load_tokenizer(chosen.path)
+    chosen = choose_model(ModelOptions(model=model))
+    target = AutoModelForCausalLM.from_pretrained(chosen.path, dtype=torch.float32).eval().requires_grad_(False)
+    tokenizer = load_tokenizer(chosen.path)
     recordings = [*read_trace(data, most)]
     head = new_head(target, recordings, recipe)
     began = time.monotonic()

@@ -16,15 +16,12 @@ from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
 FOR_USERS = {
     "speed": ("speed:speed", "How fast is my model, beside what I run now?"),
     "load": ("load:load", "How fast is a service with many clients?"),
-    "replay": ("replay.command:replay_command", "What would my recorded answers gain?"),
+    "replay": ("replay:replay_command", "What would my recorded answers gain?"),
     "never-slower": ("never_slower:never_slower", "What do drafts cost where they can't help?"),
     "lossless": ("lossless:lossless", "Are the answers of my model those of transformers?"),
 }
 FOR_MAINTAINERS = {
     "step": ("step:step", "Time of a forward pass by its number of tokens."),
-    "memory": ("replay.command:memory", "Time and size of a strategy by tokens in memory."),
-    "overhead": ("overhead:overhead", "Work of the host in a step, by strategy."),
-    "ab": ("ab:ab", "Two services that differ in some settings, in turn."),
     "gpu": ("gpu:gpu", "All that one run on a GPU tells of the cuda runner."),
 }
 COMMANDS = FOR_USERS | FOR_MAINTAINERS

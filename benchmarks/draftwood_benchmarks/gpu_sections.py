@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from draftwood_benchmarks.gpu_attention import random_tree
 from draftwood_benchmarks.harness.answers import Task, finish, generate, sequences, step
+from draftwood_benchmarks.harness.models import ChosenModel
 from draftwood_benchmarks.harness.prompts import encode
 from draftwood_benchmarks.harness.report import BenchmarkError, Rows
 from draftwood_model_runner.engine import Engine, EngineConfig
@@ -31,7 +30,7 @@ from draftwood_strategies.device.calls import VerifiedTrees
 from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.strategy import drafts_on_device
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
-from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from draftwood_strategies.drafting import Drafting
 from draftwood_strategies.successors import WIDTH
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS
@@ -42,8 +41,6 @@ _REPEATS = 10
 """Of attention in a CUDA graph, so that its launches take no time of the host."""
 _PHRASE, _ANSWER, _CONTEXT = 32, 256, 1024
 """Tokens of a phrase, of an answer in a memory and of a prompt, and of a text that a row has space for."""
-_MOST_KERNELS = 25
-"""Listed; the timeline has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +87,10 @@ SMOKE = Plan(
 """The least of everything: shows that the program runs, on any machine."""
 
 
-def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Plan) -> Rows:
-    """Greedy answers with drafts against transformers' own `generate`, in float32.
-
-    Args:
-        module: the model as transformers runs it.
-    """
-    rows = []
+def correctness(chosen: ChosenModel, questions: list[str], plan: Plan) -> Rows:
+    """Greedy answers with drafts against transformers' own `generate`, in float32."""
+    rows, model = [], chosen.load()
+    module = chosen.load_plain(model)
     prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
     answers = [_generated(module, prompt, plan.tokens) for prompt in prompts]
     for name in ("none", *plan.strategies):
@@ -105,8 +99,7 @@ def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Pla
         for question, prompt, expected in zip(questions[: plan.prompts], prompts, answers, strict=True):
             [sequence] = _run(engine, [prompt], strategy, plan.tokens)
             if sequence.output != expected:
-                at = _in_common(sequence.output, expected)
-                raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
+                raise BenchmarkError(f"{name}: the answer to {question!r} is not that of transformers")
             accepted += sequence.stats.accepted_tokens
         rows.append({"strategy": name, "answers": len(prompts), "accepted": accepted})
     return rows
@@ -125,7 +118,7 @@ def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: flo
     for context in contexts:
         for nodes in plan.nodes:
             batch = _tree_after(context, nodes, model, runner, random)
-            seconds = _median(lambda: runner.step(batch, 0), plan.rounds)  # noqa: B023
+            seconds = median_seconds(lambda: runner.step(batch, 0), plan.rounds)  # noqa: B023
             floor = (weight_bytes + context * model.factory.kv_bytes_per_token) / bandwidth
             rows.append({"context": context, "tokens": 1 + nodes, "ms": 1e3 * seconds, "floor_ms": 1e3 * floor})
     if isinstance(runner, CudaRunner) and (reason := runner.capture_problem):
@@ -141,39 +134,12 @@ def _tree_after(context: int, nodes: int, model: LoadedModel, runner: Any, rando
     return lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
 
 
-def exact_cost(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
-    """Step times in exact mode over the first contexts, beside those of `step_times` where these were measured."""
-    few = replace(plan, contexts=plan.contexts[:2], nodes=plan.nodes[::2])
-    rows = step_times(exact, few, weight_bytes, bandwidth)
-    usual = {(row["context"], row["tokens"]): row["ms"] for row in steps}
-    for row in rows:
-        if (ms := usual.get((row["context"], row["tokens"]))) is not None:
-            row["over_usual"] = row["ms"] / ms
-    return rows
-
-
-def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwidth: float) -> Rows:
-    """The attention of a layer of 32 heads of 128, 8 of keys, beside its floor and causal attention by torch."""
-    from draftwood_benchmarks.gpu_attention import AttentionCase
-
-    rows = []
-    for context in plan.contexts:
-        for nodes in plan.nodes:
-            case = AttentionCase(context, nodes, device, dtype)
-            error = case.error()
-            if not error <= case.tolerance:
-                raise BenchmarkError(f"attention over {context} entries and {nodes} nodes errs by {error:.1e}")
-            rows.append(
-                {
-                    "context": context,
-                    "tokens": 1 + nodes,
-                    "us": 1e6 * _median(_replayed(case.run, device), plan.rounds, device) / _REPEATS,
-                    "causal_us": 1e6 * _median(_replayed(case.run_causal, device), plan.rounds, device) / _REPEATS,
-                    "floor_us": 1e6 * case.bytes / bandwidth,
-                    "error": error,
-                }
-            )
-    return rows
+def random_tree(random: np.random.Generator, nodes: int, deep: float) -> DraftTree:
+    """`deep`: how likely a node hangs from the one before it."""
+    if not nodes:
+        return EMPTY_TREE
+    parents = [i - 1 if random.random() < deep else int(random.integers(-1, i)) for i in range(nodes)]
+    return DraftTree.of([*range(nodes)], parents)
 
 
 def draft_times(device: torch.device, plan: Plan) -> Rows:
@@ -202,7 +168,7 @@ def draft_times(device: torch.device, plan: Plan) -> Rows:
     def timed(*calls: Callable[[], object]) -> float:
         """Microseconds."""
         run = _replayed(lambda: [call() for call in calls], device)
-        return 1e6 * _median(run, plan.rounds, device) / _REPEATS
+        return 1e6 * median_seconds(run, plan.rounds, device) / _REPEATS
 
     for streams in plan.streams:
         for nodes in (16, 64):
@@ -340,88 +306,22 @@ def _while_full(engine: Engine, count: int, running: list[Sequence]) -> dict[str
     }
 
 
-def flips(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
-    """How often drafts change a greedy answer: where two tokens are closer than the rounding of the model's dtype."""
-    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
-
-    def answers(name: str) -> list[list[int]]:
-        running = _run(_engine(model, 1, plan, False), prompts, create(name), plan.tokens)
-        return [sequence.output for sequence in running]
-
-    plain, rows = answers("none"), []
-    for name in plan.strategies:
-        drafted = answers(name)
-        same = [_in_common(*pair) for pair in zip(plain, drafted, strict=True)]
-        changed = sum(count < len(answer) for count, answer in zip(same, plain, strict=True))
-        per_token = 1e3 * changed / max(1, sum(same))
-        rows.append({"dtype": model.dtype, "strategy": name, "answers": len(plain), "changed": changed})
-        rows[-1]["per_1000_tokens"] = per_token
-    return rows
-
-
-def _in_common(first: list[int], second: list[int]) -> int:
-    """Tokens before the first that differs."""
-    pairs = enumerate(zip(first, second, strict=True))
-    return next((at for at, pair in pairs if pair[0] != pair[1]), len(first))
-
-
-def kernels(model: LoadedModel, plan: Plan, trace: Path | None) -> Rows:
-    """What steps of one token and of the plan's largest trees but one spend their time on, by the profiler of torch.
-
-    Args:
-        trace: where the timeline goes, for chrome://tracing or Perfetto.
-    """
-    context = plan.contexts[min(1, len(plan.contexts) - 1)]
-    largest = max(plan.nodes[:-1] or plan.nodes)
-    runner = model.factory.runner(context + largest + 64)
-    random = np.random.default_rng(0)
-    batches = [_tree_after(context, nodes, model, runner, random) for nodes in (0, largest)]
-    for batch in batches:
-        runner.step(batch, 0)  # captures its graph
-    on_gpu = model.device != "cpu"
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] * on_gpu
-    with torch.profiler.profile(activities=activities) as profile:
-        for batch in batches:
-            for _ in range(plan.rounds):
-                runner.step(batch, 0)
-    if trace is not None:
-        profile.export_chrome_trace(str(trace))
-
-    def microseconds(event: Any) -> float:
-        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
-
-    events = sorted(profile.key_averages(), key=microseconds, reverse=True)
-    total = sum(map(microseconds, events)) or 1.0
-    return [
-        {
-            "kernel": event.key[:60],
-            "calls_per_step": event.count / (2 * plan.rounds),
-            "us_per_step": microseconds(event) / (2 * plan.rounds),
-            "share": microseconds(event) / total,
-        }
-        for event in events[:_MOST_KERNELS]
-        if microseconds(event)
-    ]
-
-
-def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan, **options: Any) -> Rows:
+def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
     """Tokens a second of transformers' own `generate`, one answer at a time.
 
     Args:
         module: the model as transformers runs it.
-        options: of `generate`.
     """
     prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
-    _generated(module, prompts[0], plan.tokens, **options)
+    _generated(module, prompts[0], plan.tokens)
     began = time.perf_counter()
-    tokens = sum(len(_generated(module, prompt, plan.tokens, **options)) for prompt in prompts)
+    tokens = sum(len(_generated(module, prompt, plan.tokens)) for prompt in prompts)
     return [{"tokens_per_s": tokens / (time.perf_counter() - began)}]
 
 
-def _generated(module: Any, prompt: Int32Array, tokens: int, **options: Any) -> list[int]:
+def _generated(module: Any, prompt: Int32Array, tokens: int) -> list[int]:
     """Exactly so many tokens that transformers writes after a prompt."""
-    return generate(module, [prompt], tokens, min_new_tokens=tokens, eos_token_id=None, **options)[0]
+    return generate(module, [prompt], tokens, min_new_tokens=tokens, eos_token_id=None)[0]
 
 
 def _engine(model: LoadedModel, count: int, plan: Plan, adaptive: bool) -> Engine:
@@ -449,8 +349,8 @@ def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) 
     return running
 
 
-def _median(run: Callable[[], object], rounds: int, device: torch.device | None = None) -> float:
-    """Seconds; of a function that only launches, with the device to wait for."""
+def median_seconds(run: Callable[[], object], rounds: int, device: torch.device | None = None) -> float:
+    """Of a function that only launches, with the device to wait for."""
     seconds = []
     for _ in range(rounds + 1):
         began = time.perf_counter()

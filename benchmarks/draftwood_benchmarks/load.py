@@ -8,13 +8,13 @@ without gRPC.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from draftwood_benchmarks.closed_loop import Questions, Window, closed_loop, fitting
@@ -22,7 +22,7 @@ from draftwood_benchmarks.harness.models import (
     ChosenModel,
     EngineName,
     ModelOptions,
-    chosen_model,
+    choose_model,
     describe_served,
     server_on,
 )
@@ -30,32 +30,50 @@ from draftwood_benchmarks.harness.prompts import SAMPLED, read_prompts
 from draftwood_benchmarks.harness.report import (
     BenchmarkError,
     OtherLoad,
-    PictureOptions,
+    OutputOptions,
     Rows,
     console,
     half_range,
     percentile,
+    progress,
     table,
     warning,
 )
 from draftwood_benchmarks.harness.servers import server_process
-from draftwood_benchmarks.peers.process import (
-    AskedOptions,
-    MeasuredPeers,
-    PeerState,
-)
+from draftwood_benchmarks.peers.process import PLAIN, AskedOptions, Peer
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 
-ORDER = (False, True, True, False)
-"""Drafting in the windows of one concurrency; a steady drift of the machine's speed cancels out. A peer has a window
-before and one after them."""
+_ORDER = (None, False, True, True, False, None)
+"""The windows of one concurrency: of all peers (None), and of ours without and with drafts; a steady drift of the
+machine's speed cancels out."""
 _FASTER = 2
 """Questions prepared for a window with drafting, relative to those answered without. Where drafting answers more, the
 window ends early."""
 _SPARE_SLOTS = 8
 """Request slots of the service beyond the number of clients, so that none is refused."""
+_FIRST_SECONDS = 2.0
+"""Of a peer's requests before those that are measured."""
+
+
+class State(NamedTuple):
+    """What a window was measured with.
+
+    Attributes:
+        engine: as in `--peer`, or "draftwood".
+        drafts: as in `--peer-drafts`; of ours "draftwood" or "none".
+        warm: its drafts knew answers to other prompts.
+    """
+
+    engine: str
+    drafts: str
+    warm: bool = True
+
+
+_OFF, _ON = State("draftwood", PLAIN), State("draftwood", "draftwood")
+Windows = dict[tuple[int, State], Window]
+"""The joined windows of each concurrency and state."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +92,12 @@ class LoadOptions(AskedOptions):
 
     @property
     def levels(self) -> list[int]:
-        """The concurrencies. Raises InvalidValueError."""
-        return read_levels(self.concurrency)
+        """The concurrencies, ascending. Raises InvalidValueError."""
+        numbers = [number.strip() for number in self.concurrency.split(",")]
+        if not all(number.isascii() and number.isdigit() and 1 <= int(number) <= 4096 for number in numbers):
+            problem = "it must be numbers from 1 to 4096, separated by commas"
+            raise InvalidValueError("concurrency", self.concurrency, problem)
+        return sorted(set(map(int, numbers)))
 
     def flags(self) -> list[str]:
         """Of the service. One whose engine rests would decode answers again, beside the peer that is measured."""
@@ -86,7 +108,7 @@ class LoadOptions(AskedOptions):
 
 
 @command
-def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> None:
+def load(model: ModelOptions, output: OutputOptions, options: LoadOptions) -> None:
     """Throughput and latency of a real service at several concurrencies, with drafting (warm memory) and without. Peers
     decode greedily all the same.
 
@@ -96,17 +118,17 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
 
     _ = options.peers  # raises before anything is loaded
     texts, flags = read_prompts(options.prompts), options.flags()
-    with chosen_model(model) as chosen, ExitStack() as stack:
+    chosen = choose_model(model)
+    with ExitStack() as stack:
         on_engine, process = server_on(options.engine, chosen)
         with console.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
         other_load = OtherLoad()
-        info, measured, peers = uvloop.run(_measure(server.target, texts, options, chosen, stack))
+        info, windows = uvloop.run(_measure(server.target, texts, options, chosen, stack))
         busy = other_load.share()
-    rows, name = _rows(measured, peers), describe_served(chosen, info)
+    rows, name = rows_of(windows), describe_served(chosen, info)
     title = f"{name}\n{info.default_strategy} after {options.warm} other prompts"
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
-    output.draw(lambda axes: draw(rows, title, axes))
     output.report(
         table_of(rows, title),
         rows,
@@ -118,91 +140,117 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         sampled=options.sampled,
         busy=busy,
     )
-    if errors := [result.error for window in measured.values() for result in window.results if result.error]:
+    if errors := [result.error for window in windows.values() for result in window.results if result.error]:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
-
-
-def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers) -> Rows:
-    """The rows of the report, by concurrency, those of peers first."""
-    windows = sorted(peers.windows.items(), key=lambda item: item[0], reverse=True)
-    rows = [peer_row(level, window, peers.fastest(level), state) for (level, state), window in windows]
-    rows += [row_of(*case, window, peers.fastest(case[0])) for case, window in sorted(measured.items())]
-    return sorted(rows, key=lambda row: row["concurrency"])
-
-
-def read_levels(text: str) -> list[int]:
-    """The concurrencies, ascending. Raises InvalidValueError."""
-    numbers = [number.strip() for number in text.split(",")]
-    if not all(number.isascii() and number.isdigit() and 1 <= int(number) <= 4096 for number in numbers):
-        raise InvalidValueError("concurrency", text, "it must be numbers from 1 to 4096, separated by commas")
-    return sorted(set(map(int, numbers)))
 
 
 async def _measure(
     target: str, texts: list[str], options: LoadOptions, chosen: ChosenModel, stack: ExitStack
-) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers]:
-    """The model, what its clients measured by (concurrency, drafting), and the windows of peers, which end with the
-    stack."""
+) -> tuple[ModelInfo, Windows]:
+    """The model and what was measured; the processes of peers end with the stack."""
     import torch
 
-    max_tokens, warm = options.max_tokens, options.warm
+    max_tokens, clients = options.max_tokens, max(options.levels)
     async with AsyncClient(target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, texts, max_tokens)
         ids = [list((await client.tokenize(prompt)).token_ids) for prompt in prompts]
-    if len(prompts) <= warm:
-        raise BenchmarkError(f"{len(prompts)} prompts fit the model; {warm} to warm up with leave none to measure")
-    split = len(prompts) - warm
+    split = len(prompts) - options.warm
+    if split < 1:
+        raise BenchmarkError(f"{len(prompts)} prompts fit the model; {options.warm} to warm up leave none to measure")
     generation = cast(GenerateOptions, {"max_tokens": max_tokens, **(SAMPLED if options.sampled else {})})
     questions = Questions(target, prompts[:split], prompts[split:], generation)
-    clients = max(options.levels)
     first = islice(questions.plain(), clients)  # slower: KV memory is written for the first time
     await closed_loop(target, clients, first, math.inf)
-    seconds, threads = options.duration / ORDER.count(False), chosen.options.threads or torch.get_num_threads()
-    processes = options.running_peers(stack, chosen, info.dtype, info.device, threads=threads, streams=clients)
-    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds, clients)
-    measured: dict[tuple[int, bool], Window] = {}
-    windows = [(level, number, drafting) for level in options.levels for number, drafting in enumerate(ORDER)]
-    columns = (TextColumn("{task.description:38}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
-        task = bar.add_task("", total=len(windows))
-        for level, number, drafting in windows:
-            if number == 0:
-                bar.update(task, description=f"{level} clients, peers")
-                peers.measure(level)
-            if drafting:
-                bar.update(task, description=f"{level} clients: warming up memories")
-                await questions.prepare(level + _FASTER * len(measured[level, False].results))
-            bar.update(task, description=f"{level} clients, drafting {'on' if drafting else 'off'}")
-            asked = questions.drafted() if drafting else questions.plain()
-            window = await closed_loop(target, level, asked, options.duration / ORDER.count(drafting))
-            measured[level, drafting] = Window.joined([measured.get((level, drafting), Window()), window])
-            bar.advance(task)
-            if number == len(ORDER) - 1:
-                peers.measure(level)
-    return info, measured, peers
+    threads = chosen.options.threads or torch.get_num_threads()
+    running = options.running_peers(stack, chosen, info.dtype, info.device, threads=threads, streams=clients)
+    peers = MeasuredPeers(running, ids[:split], ids[split:], max_tokens, options.duration / 2, clients)
+    windows: Windows = {}
+    for level, drafting in progress([(level, each) for level in options.levels for each in _ORDER], "windows"):
+        if drafting is None:
+            peers.measure(level, windows)
+            continue
+        if drafting:
+            await questions.prepare(level + _FASTER * len(windows[level, _OFF].results))
+        asked = questions.drafted() if drafting else questions.plain()
+        window = await closed_loop(target, level, asked, options.duration / 2)
+        _add(windows, level, _ON if drafting else _OFF, window)
+    return info, windows
 
 
-OURS = "draftwood"
+def _add(windows: Windows, level: int, state: State, window: Window) -> None:
+    windows[level, state] = Window.joined([windows.get((level, state), Window()), window])
 
 
-def row_of(concurrency: int, drafting: bool, window: Window, peer: Window | None = None) -> dict[str, Any]:
-    """The row of the report; latencies in milliseconds, null if no request has one.
+class MeasuredPeers:
+    """Measures the processes of engines.
+
+    Args:
+        prompts: token ids of the measured ones.
+        others: token ids of those that memories learn from.
+        seconds: of a window.
+        streams: requests at once, in any window, at most.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        prompts: Sequence[Sequence[int]],
+        others: Sequence[Sequence[int]],
+        max_tokens: int,
+        seconds: float,
+        streams: int,
+    ) -> None:
+        self._prompts, self._others = prompts, others
+        self._max_tokens, self._seconds = max_tokens, seconds
+        self._measured = 0
+        self._states = list[tuple[Peer, State]]()
+        for peer in peers:
+            peer.load_test(prompts, max_tokens, streams, _FIRST_SECONDS, memory="first")  # first answers are slower
+            # A peer without a memory has one state, as if it were warm.
+            warm = [*[True] * bool(others), False] if peer.has_memory else [True]
+            self._states += [(peer, State(peer.name, peer.drafts, each)) for each in warm]
+
+    def measure(self, level: int, windows: Windows) -> None:
+        """Adds a window of each state."""
+        for peer, state in self._states:
+            self._measured += 1
+            memory = f"{self._measured}"  # a new one: no window knows the answers of an earlier one
+            if state.warm:
+                peer.learn(self._others, self._max_tokens, memory)
+            window = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
+            _add(windows, level, state, window)
+
+
+def rows_of(windows: Windows) -> Rows:
+    """The rows of the report, by concurrency, those of peers first; "vs_peer" is relative to the fastest of them."""
+    rows = []
+    for level in sorted({level for level, _ in windows}):
+        states = [state for at, state in windows if at == level]
+        peers = sorted((state for state in states if state not in (_OFF, _ON)), reverse=True)
+        fastest = max((windows[level, state] for state in peers), key=lambda window: window.tokens_per_s, default=None)
+        ours = [state for state in (_OFF, _ON) if state in states]
+        rows += [row_of(level, state, windows[level, state], fastest) for state in [*peers, *ours]]
+    return rows
+
+
+def row_of(concurrency: int, state: State, window: Window, peer: Window | None = None) -> dict[str, Any]:
+    """A row of the report; latencies in milliseconds, null if no request has one. Requests of a peer, which has no
+    service, do not fail.
 
     Args:
         peer: the fastest peer's window of the same concurrency; None if there is none.
     """
-    rates = window.rates or [0.0]
+    rates, is_ours = window.rates or [0.0], state.engine == _ON.engine
     succeeded = [result for result in window.results if result.error is None]
     ttft = [1000 * result.ttft for result in succeeded if result.ttft is not None]
     tpot = [1000 * result.tpot for result in succeeded if result.tpot is not None]
-    steps = sum(result.steps for result in succeeded)
+    steps = sum(result.steps for result in succeeded) if is_ours else window.steps
+    tokens = sum(result.tokens for result in succeeded) if is_ours else window.tokens
     return {
-        "engine": OURS,
-        "drafts": OURS if drafting else "none",
-        "warm": True,
+        **state._asdict(),
         "concurrency": concurrency,
-        "drafting": drafting,
+        "drafting": state.drafts != PLAIN,
         "tokens_per_s": round(window.tokens_per_s, 2),
         "tokens_per_s_min": round(min(rates), 2),
         "tokens_per_s_max": round(max(rates), 2),
@@ -211,23 +259,10 @@ def row_of(concurrency: int, drafting: bool, window: Window, peer: Window | None
         "ttft_p99": _rounded(percentile(ttft, 99)),
         "tpot_p50": _rounded(percentile(tpot, 50)),
         "tpot_p99": _rounded(percentile(tpot, 99)),
-        "errors": len(window.results) - len(succeeded),
-        "requests": len(window.results),
+        "errors": len(window.results) - len(succeeded) if is_ours else None,
+        "requests": len(window.results) if is_ours else len(window.results) or None,
         "seconds": round(window.seconds, 3),
-        "acceptance_length": round(sum(result.tokens for result in succeeded) / steps, 3) if steps else None,
-    }
-
-
-def peer_row(concurrency: int, window: Window, fastest: Window | None, state: PeerState) -> dict[str, Any]:
-    """The row of an engine without a service, in which no request fails; latencies are null if it does not time its
-    requests."""
-    return row_of(concurrency, state.drafts != "none", window, fastest) | {
-        "engine": state.engine,
-        "drafts": state.drafts,
-        "warm": state.warm,
-        "acceptance_length": round(window.tokens / window.steps, 3) if window.steps else None,
-        "errors": None,
-        "requests": len(window.results) or None,
+        "acceptance_length": round(tokens / steps, 3) if steps else None,
     }
 
 
@@ -237,7 +272,7 @@ def _rounded(value: float | None) -> float | None:
 
 def table_of(rows: Rows, title: str) -> Table:
     peer = any(row["vs_peer"] is not None for row in rows)
-    plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["engine"] == OURS and not row["drafting"]}
+    plain = {r["concurrency"]: r["tokens_per_s"] for r in rows if r["engine"] == _OFF.engine and not r["drafting"]}
 
     def more(row: dict[str, Any]) -> dict[str, Any]:
         off = plain[row["concurrency"]]
@@ -257,18 +292,6 @@ def table_of(rows: Rows, title: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    if row["engine"] == OURS:
+    if row["engine"] == _ON.engine:
         return "on" if row["drafting"] else "off"
     return f"{row['engine']}, {row['drafts']}{'' if row['warm'] else ' cold'}" if row["drafting"] else row["engine"]
-
-
-def draw(rows: Rows, title: str, axes: Any) -> None:
-    for name in dict.fromkeys(map(_name, rows)):
-        mine = [row for row in rows if _name(row) == name]
-        name = f"drafting {name}" if mine[0]["engine"] == OURS else name
-        axes.plot([r["concurrency"] for r in mine], [r["tokens_per_s"] for r in mine], marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="clients at once", ylabel="tokens per second")
-    axes.legend()
-    axes.set_title(title, fontsize=9)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from draftwood_benchmarks.harness.models import ModelOptions, check_strategies, chosen_model, describe
+from draftwood_benchmarks.harness.models import ModelOptions, check_strategies, choose_model, describe
 from draftwood_benchmarks.harness.prompts import PromptsOption, encode, read_prompts
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, console, progress, table
+from draftwood_benchmarks.peers.process import PLAIN
 from draftwood_client.cli.options import command
 from draftwood_strategies.arrays import Int32Array
 
@@ -55,19 +56,19 @@ def lossless(
     Ends with status 1 if a float32 answer differs by more than rounding.
     """
     texts = read_prompts(prompts)[:limit]
-    with chosen_model(model) as chosen:
+    check_strategies([strategy])
+    chosen = choose_model(model)
+    with console.status("Loading the model"):
         from draftwood_model_runner.engine import Engine, EngineConfig
 
-        check_strategies([strategy])
-        with console.status("Loading the model"):
-            loaded = chosen.load()
-            module = chosen.load_plain(loaded)
-            engine = Engine(loaded, EngineConfig(max_running=together, threads=model.threads))
-        encoded = [encode(loaded.tokenizer, text) for text in texts]
-        encoded = [ids for ids in encoded if ids.size + max_tokens < loaded.max_context]
-        if not encoded:
-            raise BenchmarkError("no prompt fits the model beside --max-tokens")
-        rows = _compare(engine, module, encoded, strategy, max_tokens, together)
+        loaded = chosen.load()
+        module = chosen.load_plain(loaded)
+        engine = Engine(loaded, EngineConfig(max_running=together, threads=model.threads))
+    encoded = [encode(loaded.tokenizer, text) for text in texts]
+    encoded = [ids for ids in encoded if ids.size + max_tokens < loaded.max_context]
+    if not encoded:
+        raise BenchmarkError("no prompt fits the model beside --max-tokens")
+    rows = _compare(engine, module, encoded, strategy, max_tokens, together)
     name = describe(chosen, loaded)
     title = f"{name}\nup to {max_tokens} tokens, greedy; compared with transformers, one prompt at a time"
     columns = {"engine": "{engine}", "strategy": "{strategy}", "together": "{together}"}
@@ -83,7 +84,6 @@ def _compare(
 ) -> Rows:
     from draftwood_benchmarks.contenders import EngineContender
     from draftwood_benchmarks.harness.answers import Task, generate
-    from draftwood_strategies import create
 
     eos = engine.model.eos_token_ids
 
@@ -100,11 +100,11 @@ def _compare(
         differences = [difference(module, *triple) for triple in zip(prompts, expected, written, strict=True)]
         return {"engine": name, "strategy": drafts, "together": size, **rates(written, differences)}
 
-    rows = [row("transformers", "none", together, answers("transformers", together, of_transformers))]
-    for drafts in ("none", strategy):
+    rows = [row("transformers", PLAIN, together, answers("transformers", together, of_transformers))]
+    for drafts in (PLAIN, strategy):
         for size in (1, together):
-            drafter = None if drafts == "none" else create(drafts)
-            contender = EngineContender(engine, Task(max_tokens), drafts, drafter, number=size)
+            contender = EngineContender(engine, Task(max_tokens), drafts)
+            contender.begin(prompts[0], [])
             written = answers(f"draftwood, {drafts}", size, lambda batch: contender.answer_together(batch, 0))  # noqa: B023
             rows.append(row("draftwood", drafts, size, written))
     return rows

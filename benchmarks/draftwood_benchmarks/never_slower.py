@@ -14,15 +14,16 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
+from draftwood_benchmarks.harness.models import ModelOptions, choose_model, describe, synchronize
 from draftwood_benchmarks.harness.report import OtherLoad, OutputOptions, console, progress, table, warning
-from draftwood_benchmarks.speed import RANDOM_TEMPERATURE
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from draftwood_model_runner.engine import Engine
 
 TARGET = 0.99
+RANDOM_TEMPERATURE = 2.0
+"""For text that cannot be predicted; higher than any service samples at."""
 
 
 class _Case(NamedTuple):
@@ -57,17 +58,17 @@ def never_slower(
         _Case("one-token answers", 1, prompt_tokens, 1, batches=16),
         _Case("random text", streams, 32, answer_tokens),
     ]
-    with chosen_model(model) as chosen:
+    chosen = choose_model(model)
+    with console.status("Loading the model"):
         from draftwood_model_runner.engine import Engine, EngineConfig, warm_up
 
-        with console.status("Loading the model"):
-            loaded = chosen.load()
-            engine = Engine(loaded, EngineConfig(max_running=streams, threads=model.threads))
-            warm_up(engine)
-        load = OtherLoad()
-        rows = [_measured(engine, case, strategy, rounds) for case in cases]
-        busy, title = load.share(), describe(chosen, loaded)
-    output.report(table_of(rows, f"{title}, {strategy}{warning(busy)}"), rows, model=title, other_load=busy)
+        loaded = chosen.load()
+        engine = Engine(loaded, EngineConfig(max_running=streams, threads=model.threads))
+        warm_up(engine)
+    load = OtherLoad()
+    rows = [_measured(engine, case, strategy, rounds) for case in cases]
+    busy, title = load.share(), describe(chosen, loaded)
+    output.report(table_of(rows, f"{title}, {strategy}{warning(busy)}"), rows, model=title, busy=busy)
 
 
 def _measured(engine: Engine, case: _Case, strategy: str, rounds: int) -> dict[str, Any]:

@@ -2,21 +2,20 @@
 
 All contenders answer a prompt before any answers the next one, and each prompt begins with another contender, so that
 other load on the machine slows all of them alike. Warm memories have learned from other prompts; cold ones start empty
-and learn from the measured prompts, as in a service. The bundled model answers the others for a shape that it was grown
-to, as it writes the same text. Each round starts with the memories of the first one.
+and learn from the measured prompts, as in a service. Each round starts with the memories of the first one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.harness.models import ModelOptions, check_strategies, chosen_model, describe
+from draftwood_benchmarks.harness.models import ModelOptions, check_strategies, choose_model, describe
 from draftwood_benchmarks.harness.prompts import SAMPLED, encode, read_prompts, split
 from draftwood_benchmarks.harness.report import (
     BenchmarkError,
@@ -27,21 +26,16 @@ from draftwood_benchmarks.harness.report import (
     table,
     warning,
 )
-from draftwood_benchmarks.peers.process import AskedOptions
+from draftwood_benchmarks.peers.process import PLAIN, AskedOptions
 from draftwood_client.cli.options import command
-from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies.built_in import LOADED_BY
 
 if TYPE_CHECKING:
-    from draftwood_benchmarks.contenders import Tally
-    from draftwood_model_runner.engine import Engine
+    from draftwood_benchmarks.contenders import Contender
     from draftwood_model_runner.loading.model import LoadedModel
     from draftwood_strategies.arrays import Int32Array
 
 
-RANDOM_TEMPERATURE = 2.0
-"""For text that cannot be predicted; higher than any service samples at."""
-_RANDOM_PROMPT_TOKENS = 32
 _MAX_DRAFT_NODES = 48
 
 
@@ -53,19 +47,13 @@ class SpeedOptions(AskedOptions):
         list[str] | None,
         typer.Option(help="A strategy to measure; may be given several times. All by default.", show_default=False),
     ] = None
-    text: Annotated[
-        Literal["prompts", "random"],
-        typer.Option(help="random: random tokens, sampled at temperature 2, which no strategy can predict."),
-    ] = "prompts"
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
     ] = 2
     limit: Annotated[int, typer.Option(min=1, help="Measured prompts.")] = 20
     warm: Annotated[
         int,
-        typer.Option(
-            min=0, help="Prompts after the measured ones; the warm memories learn from their answers. Not random text."
-        ),
+        typer.Option(min=0, help="Prompts after the measured ones; the warm memories learn from their answers."),
     ] = 120
     budget: Annotated[
         int | None,
@@ -75,85 +63,69 @@ class SpeedOptions(AskedOptions):
             show_default=False,
         ),
     ] = None
-    own_text: Annotated[
-        int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
-    ] = 0
-
-    @property
-    def text_name(self) -> str:
-        """Of what is measured, for rows."""
-        return "random" if self.random else "questions" if self.prompts is None else self.prompts.stem
-
-    @property
-    def random(self) -> bool:
-        """Whether the text cannot be predicted."""
-        return self.text == "random"
-
-    def checked(self) -> SpeedOptions:
-        """Itself; random text warms no memory. Raises InvalidInputError: options exclude each other."""
-        check_strategies(name for name in self.strategy or () if name not in LOADED_BY)
-        for name, _ in self.peers:
-            if self.random and name != "vllm":
-                raise InvalidInputError("--peer", name, "it decodes greedily; leave --text random out")
-        if self.random and self.sampled:
-            raise InvalidInputError("--sampled", True, "random text is sampled at temperature 2; leave --text out")
-        return replace(self, warm=0) if self.random else self
 
 
 @command
-def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> None:
+def speed(model: ModelOptions, output: OutputOptions, options: SpeedOptions) -> None:
     """Tokens per second of one stream: transformers' generate and prompt lookup, ours with drafting off, and every
     strategy with an empty and with a warm memory. With --sampled ours also answers by sampling.
 
     Ends with status 1 if float32 outputs differ from plain decoding in a single token.
     """
-    options = given.checked()
-    with chosen_model(model) as chosen:
-        import torch
-
-        from draftwood_benchmarks.contenders import Measurement, references
-        from draftwood_benchmarks.harness.answers import Task
-        from draftwood_model_runner.engine import model_strategies
-
+    _ = options.peers  # raises before anything is loaded
+    check_strategies(name for name in options.strategy or () if name not in LOADED_BY)
+    chosen = choose_model(model)
+    with ExitStack() as stack:
         with console.status("Loading the model"):
+            import torch
+
+            from draftwood_benchmarks.contenders import PeerContender, TransformersContender, measure, ours
+            from draftwood_benchmarks.harness.answers import Task
+            from draftwood_model_runner.engine import Engine, EngineConfig, model_strategies
+            from draftwood_strategies import strategy_names
+
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
-            engine = _engine(loaded, options, threads)
-            small = chosen.same_text and options.warm > 1
-            teacher = _engine(chosen.load_small(), options, threads) if small else engine
-        if options.own_text:
-            with console.status("Writing the model's own text"):
-                own_text = teacher.own_text(options.own_text, None)
-                while not own_text.done:
-                    own_text.step()
-                engine.set_model_table(own_text.rows)
+            # transformers has no prefix cache, and all contenders answer the same prompts.
+            config = EngineConfig(
+                max_draft_nodes=options.budget or _MAX_DRAFT_NODES,
+                adaptive_budget=options.budget is None,
+                prefix_cache=False,
+                threads=threads,
+            )
+            engine = Engine(loaded, config)
+            module = chosen.load_plain(loaded)
         measured, others = _prompts(loaded, options)
-        task = Task(options.max_tokens)
-        if options.random:
-            task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
-        tasks = [task, Task(options.max_tokens, **SAMPLED)] if options.sampled else [task]
-        with model_strategies(engine), references(chosen, engine, threads, task, options) as other_engines:
-            strategies = _strategies(options.strategy)
-            measurement = Measurement(engine, teacher, tasks, strategies, measured, others, options.rounds)
-            load = OtherLoad()
-            tallies = measurement.tallies(other_engines)
-            busy, name = load.share(), describe(chosen, loaded)
-    rows = [row | {"prompts": options.text_name} for row in rows_of(tallies, quantized=_is_quantized(loaded))]
+        stack.enter_context(model_strategies(engine))
+        check_strategies(options.strategy or ())
+        strategies = [name for name in dict.fromkeys(options.strategy or strategy_names()) if name != PLAIN]
+        tokens = options.max_tokens
+        lookups = (False,) if module._is_stateful else (False, True)  # which generate refuses for states
+        contenders: list[Contender] = [
+            TransformersContender(module, tokens, threads, prompt_lookup=lookup) for lookup in lookups
+        ]
+        for peer in options.running_peers(stack, chosen, loaded.dtype, loaded.device, threads=threads):
+            states = (False, True) if peer.has_memory and others else (False,)
+            contenders += [PeerContender(peer, tokens, warm=warm) for warm in states]
+        for task in [Task(tokens), Task(tokens, **SAMPLED)] if options.sampled else [Task(tokens)]:
+            contenders += ours(engine, task, strategies, warm=bool(others))
+        load = OtherLoad()
+        measure(contenders, measured, others, options.rounds)
+        busy, name = load.share(), describe(chosen, loaded)
+    prompts = "questions" if options.prompts is None else options.prompts.stem
+    rows = [row | {"prompts": prompts} for row in rows_of(contenders, quantized=loaded.weights in ("int8", "int4"))]
     title = (
         f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
     )
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
-    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
     output.report(
         table_of(rows, title),
         rows,
         model=name,
-        text=options.text,
         vocabulary=loaded.vocab_size,
         prompts=options.limit,
         warm_prompts=options.warm,
         budget=options.budget,
-        own_text=options.own_text,
         rounds=options.rounds,
         busy=busy,
     )
@@ -161,36 +133,8 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
         raise BenchmarkError("some outputs differ from plain decoding in float32; this is a defect, please report it")
 
 
-def _engine(model: LoadedModel, options: SpeedOptions, threads: int) -> Engine:
-    from draftwood_model_runner.engine import Engine, EngineConfig
-
-    nodes = options.budget or _MAX_DRAFT_NODES
-    # transformers has no prefix cache, and all contenders answer the same prompts.
-    config = EngineConfig(
-        max_draft_nodes=nodes,
-        adaptive_budget=options.budget is None,
-        prefix_cache=False,
-        threads=threads,
-    )
-    return Engine(model, config)
-
-
-def _is_quantized(model: LoadedModel) -> bool:
-    return model.weights in ("int8", "int4")
-
-
-def _strategies(wanted: list[str] | None) -> list[str]:
-    from draftwood_strategies import strategy_names
-
-    check_strategies(wanted or [])
-    return [name for name in dict.fromkeys(wanted or strategy_names()) if name != PLAIN]
-
-
 def _prompts(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
     """The prompts that are measured, and others."""
-    if options.random:
-        shape = options.limit, _RANDOM_PROMPT_TOKENS
-        return [*np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)], []
     encoded = [encode(model.tokenizer, prompt) for prompt in read_prompts(options.prompts)]
     fitting = [prompt for prompt in encoded if prompt.size + options.max_tokens <= model.max_context]
     if len(fitting) < len(encoded):
@@ -198,74 +142,56 @@ def _prompts(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array
     return split(fitting, options.limit, options.warm)
 
 
-PLAIN = "none"
-"""The strategy name of drafting off."""
-
-
-def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[str, Any]]:
-    """The rows of the report. Ratios to transformers and to the fastest peer are null where they did not run, or not
-    with the same sampling; a peer whose drafts know earlier answers is compared with warm rows alone, and none with
-    rows of the same prompts "again".
-    "sampled_vs_greedy" is the speed of sampled answers relative to that of the greedy ones of the same contender; null
-    for the latter.
+def rows_of(contenders: Sequence[Contender], *, quantized: bool = False) -> list[dict[str, Any]]:
+    """The rows of the report. Ratios to transformers and to the fastest peer are null if ours sampled, which they do
+    not; a peer whose drafts know earlier answers is compared with warm rows alone, and none with rows of the same
+    prompts "again". "sampled_vs_greedy" is the speed of sampled answers relative to that of the greedy ones of the same
+    contender; null for the latter.
 
     "identical" and "identical_share" compare answers with those of "identical_to": transformers' greedy `generate`, or
-    drafting off where transformers did not run, for sampled answers, or if our model is quantized, which is another
-    model than transformers runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
+    drafting off for sampled answers, or if our model is quantized, which is another model than transformers runs.
+    "identical_to_plain" is the share of answers that equal ours with drafting off.
 
     Args:
         quantized: our weights are quantized.
     """
-    reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
-    peers = [tally for tally in tallies if tally.contender.engine not in ("transformers", "draftwood")]
+    reference = next(one for one in contenders if one.engine == "transformers")
+    peers = [one for one in contenders if one.engine not in ("transformers", "draftwood")]
+    own = [one for one in contenders if one.engine == "draftwood"]
     rows = []
-    for tally in tallies:
-        contender = tally.contender
-        ours = [other for other in tallies if other.contender.engine == "draftwood"]
-        plain = next(t for t in ours if t.contender.strategy == PLAIN and t.contender.sampled == contender.sampled)
-        judge = _alike(reference, tally)
-        expected = plain if judge is None or quantized else judge
-        greedy = next((t for t in tallies if _case(t) == _case(tally) and not t.contender.sampled), None)
+    for one in contenders:
+        plain = next(other for other in own if other.strategy == PLAIN and other.sampled == one.sampled)
+        known = [] if one.sampled or one.again else [peer for peer in peers if peer.warm <= one.warm]
+        greedy = next(other for other in contenders if _case(other) == _case(one) and not other.sampled)
+        expected = plain if one.sampled or quantized else reference
         rows.append(
             {
-                **{name: getattr(contender, name) for name in ("engine", "strategy", "warm", "again", "sampled")},
-                "tokens_per_s": round(tally.tokens_per_s, 2),
-                "tokens_per_s_min": round(tally.spread[0], 2),
-                "tokens_per_s_max": round(tally.spread[1], 2),
-                "acceptance_length": round(tally.acceptance_length, 3),
-                "nodes_per_step": round(tally.nodes_per_step, 2),
-                "vs_transformers": _ratio(tally, judge),
-                "vs_peer": _ratio(tally, _fastest(peers, tally)),
-                "vs_plain": _ratio(tally, plain),
-                "sampled_vs_greedy": _ratio(tally, greedy) if contender.sampled else None,
-                "identical": tally.share_like(expected) == 1.0,
-                "identical_share": round(tally.share_like(expected), 3),
+                **{name: getattr(one, name) for name in ("engine", "strategy", "warm", "again", "sampled")},
+                "tokens_per_s": round(one.tokens_per_s, 2),
+                "tokens_per_s_min": round(one.spread[0], 2),
+                "tokens_per_s_max": round(one.spread[1], 2),
+                "acceptance_length": round(one.acceptance_length, 3),
+                "nodes_per_step": round(one.nodes_per_step, 2),
+                "vs_transformers": None if one.sampled else _ratio(one, reference),
+                "vs_peer": _ratio(one, max(known, key=lambda peer: peer.tokens_per_s, default=None)),
+                "vs_plain": _ratio(one, plain),
+                "sampled_vs_greedy": _ratio(one, greedy) if one.sampled else None,
+                "identical": one.share_like(expected) == 1.0,
+                "identical_share": round(one.share_like(expected), 3),
                 "identical_to": "drafting off" if expected is plain else "transformers' generate",
-                "identical_to_plain": round(tally.share_like(plain), 3),
+                "identical_to_plain": round(one.share_like(plain), 3),
             }
         )
     return rows
 
 
-def _alike(reference: Tally | None, tally: Tally) -> Tally | None:
-    """The reference, if it chose tokens as this contender did."""
-    return reference if reference is not None and reference.contender.sampled == tally.contender.sampled else None
-
-
-def _fastest(peers: Sequence[Tally], tally: Tally) -> Tally | None:
-    """The fastest of the peers that chose tokens as this contender did, and knew no more than it."""
-    known = tally.contender
-    alike = [peer for peer in peers if _alike(peer, tally) and peer.contender.warm <= known.warm and not known.again]
-    return max(alike, key=lambda peer: peer.tokens_per_s, default=None)
-
-
-def _case(tally: Tally) -> tuple[str, str, bool, bool]:
+def _case(one: Contender) -> tuple[str, str, bool, bool]:
     """What a sampled contender and its greedy one have in common."""
-    return tally.contender.engine, tally.contender.strategy, tally.contender.warm, tally.contender.again
+    return one.engine, one.strategy, one.warm, one.again
 
 
-def _ratio(tally: Tally, other: Tally | None) -> float | None:
-    return None if other is None else round(tally.tokens_per_s / other.tokens_per_s, 3)
+def _ratio(one: Contender, other: Contender | None) -> float | None:
+    return None if other is None else round(one.tokens_per_s / other.tokens_per_s, 3)
 
 
 def label(row: dict[str, Any]) -> str:

@@ -6,13 +6,13 @@ of one token. Below it draft tokens are nearly free on this machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 
-from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.harness.report import OtherLoad, PictureOptions, Rows, console, progress, table, warning
+from draftwood_benchmarks.harness.models import ModelOptions, choose_model, describe
+from draftwood_benchmarks.harness.report import OtherLoad, OutputOptions, Rows, console, progress, table, warning
 from draftwood_client.cli.options import command
 from draftwood_strategies.draft_engine.step_times import StepTimeCurve
 
@@ -23,13 +23,12 @@ CRITICAL_RATIO = 1.2
 """A convention, not tuned: it defines the figure that is reported."""
 _CURVE_ROUNDS = 10
 """The curve takes the fastest of these rounds at each size, so that a burst of other load does not bend it."""
-_BUNDLED_POSITIONS = 2048
 
 
 @command
 def step(
     model: ModelOptions,
-    output: PictureOptions,
+    output: OutputOptions,
     largest: Annotated[int, typer.Option(min=2, help="Largest number of tokens in the step.")] = 256,
     context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache that the step attends to.")] = 128,
     seconds: Annotated[
@@ -39,11 +38,10 @@ def step(
     """The step-time curve: one forward pass over n tokens compared with one over a single token, and the critical
     decoding length, at which it first takes more than 1.2 times as long.
     """
-    load = OtherLoad()
-    with chosen_model(model, 2 * context if 2 * context > _BUNDLED_POSITIONS else None) as chosen:
-        with console.status("Loading the model"):
-            loaded = chosen.load()
-        curve = _measure(loaded, context, largest, seconds, model.threads)
+    chosen, load = choose_model(model), OtherLoad()
+    with console.status("Loading the model"):
+        loaded = chosen.load()
+    curve = _measure(loaded, context, largest, seconds, model.threads)
     rows, critical, busy = rows_of(curve), critical_length(curve), load.share()
     title = describe(chosen, loaded) + warning(busy)
     columns = {"tokens": "{tokens}", "ms": "{ms:.2f}", "x one token": "{ratio:.2f}"}
@@ -60,9 +58,8 @@ def step(
         vocabulary=loaded.vocab_size,
         context=min(context, loaded.max_context // 2),
         critical_length=critical,
-        other_load=busy,
+        busy=busy,
     )
-    output.draw(lambda axes: _draw(rows, critical, title, axes))
 
 
 def _measure(model: LoadedModel, context: int, largest: int, seconds: float, threads: int | None) -> StepTimeCurve:
@@ -94,15 +91,3 @@ def critical_length(curve: StepTimeCurve) -> int | None:
     sizes = np.arange(1, int(curve.sizes[-1]) + 1)
     beyond = np.flatnonzero(curve(sizes) > CRITICAL_RATIO * curve(1))
     return int(sizes[beyond[0]]) if beyond.size else None
-
-
-def _draw(rows: Rows, critical: int | None, title: str, axes: Any) -> None:
-    axes.plot([row["tokens"] for row in rows], [row["ms"] for row in rows], marker=".")
-    axes.axhline(CRITICAL_RATIO * rows[0]["ms"], color="grey", linewidth=0.8, linestyle="--")
-    if critical is not None:
-        axes.axvline(critical, color="grey", linewidth=0.8, linestyle="--")
-        axes.annotate(f" critical length {critical}", (critical, rows[-1]["ms"]), fontsize=8, va="top")
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="tokens in the step", ylabel="milliseconds")
-    axes.set_title(title, fontsize=9)

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from draftwood_benchmarks.closed_loop import Questions, RequestResult, closed_loop
-from draftwood_benchmarks.peers.process import MeasuredPeers, PeerModel, PeerState, running_peer
+from draftwood_benchmarks.load import MeasuredPeers, State, Windows
+from draftwood_benchmarks.peers.process import PeerModel, running_peer
 from draftwood_client import UnavailableError
 from draftwood_client.errors import ErrorDetails
 from tests.benchmarks.conftest import UsePeer
@@ -19,13 +20,6 @@ from tests.client.fake_server import FakeServer
 
 def failed() -> RequestResult:
     return RequestResult(5.0, error=UnavailableError(ErrorDetails(grpc.StatusCode.UNAVAILABLE, "gone")))
-
-
-def test_latencies_are_those_of_the_first_tokens_and_of_each_later_one() -> None:
-    result = RequestResult(sent_at=10.0, first_at=10.5, last_at=12.5, first_tokens=3, tokens=11, steps=4)
-    assert (result.ttft, result.tpot) == (0.5, 0.25)
-    assert RequestResult(sent_at=10.0, first_at=10.5, last_at=10.5, first_tokens=3, tokens=3).tpot is None
-    assert failed().ttft is None
 
 
 async def test_a_closed_loop_ends_when_there_is_nothing_more_to_ask() -> None:
@@ -81,15 +75,14 @@ for line in sys.stdin:
 def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: list[list[int]]) -> None:
     use_peer(LEARNING)
     with running_peer("vllm", MODEL) as plain, running_peer("vllm", replace(MODEL, drafts="suffix")) as suffix:
-        peers = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0, streams=4)
+        peers, windows = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0, streams=4), Windows()
         for _ in range(2):
-            peers.measure(4)
-    expected = {PeerState("vllm", "none", True): (20, 20), PeerState("vllm", "suffix", False): (20, 20)}
+            peers.measure(4, windows)
+    expected = {State("vllm", "none"): (20, 20), State("vllm", "suffix", False): (20, 20)}
     if others:
-        expected[PeerState("vllm", "suffix", True)] = (60, 20)
-    assert {state: (window.tokens, window.steps) for (_, state), window in peers.windows.items()} == expected
-    fastest = peers.fastest(4)
-    assert fastest is not None
-    assert (fastest.tokens, fastest.rates) == ((60, [30.0, 30.0]) if others else (20, [10.0, 10.0]))
-    assert [result.ttft for result in fastest.results] == [0.5, 0.25] * 2
-    assert [result.tpot for result in fastest.results] == [0.5, None] * 2
+        expected[State("vllm", "suffix")] = (60, 20)
+    assert {state: (window.tokens, window.steps) for (_, state), window in windows.items()} == expected
+    cold = windows[4, State("vllm", "suffix", False)]
+    assert cold.rates == [10.0, 10.0]
+    assert [result.ttft for result in cold.results] == [0.5, 0.25] * 2
+    assert [result.tpot for result in cold.results] == [0.5, None] * 2

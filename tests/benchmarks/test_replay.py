@@ -1,4 +1,4 @@
-"""`draftwood bench replay` and `memory`, and what they replay."""
+"""`draftwood bench replay`, and what it replays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from draftwood_benchmarks.commands import bench
 from draftwood_benchmarks.peers import process
 from draftwood_benchmarks.peers.sglang_replay import _accepted
-from draftwood_benchmarks.replay import Recording, TraceError, accepted_length, read_trace, replay
-from draftwood_benchmarks.replay.command import row_of, synthetic
-from draftwood_model_runner.errors import DraftwoodError
+from draftwood_benchmarks.replay import Recording, TraceError, accepted_length, interval, read_trace, replay
 from draftwood_strategies import DraftTree, Feedback, NoDrafts, TrieStrategy
 from draftwood_strategies.arrays import Int32Array
 from tests.benchmarks.conftest import ReportOf, write_trace
@@ -60,13 +58,13 @@ def test_a_replay_counts_steps_as_the_engine_would() -> None:
     strategy = Counting()
     result = replay(strategy, [recording([1], [3, 4, 5, 6, 90, 91, 92])], budget=2)
     assert strategy.observed == [[3], [4, 5, 6], [90], [91, 92]]
-    assert (result.steps, result.tokens, result.drafted, result.acceptance_length) == (3, 6, 6, 2.0)
+    assert (result.steps, result.tokens, result.drafted, result.acceptance_length) == ([3], 6, 6, 2.0)
     assert strategy.closed == 1
 
 
 def test_without_drafts_every_step_writes_one_token() -> None:
     result = replay(NoDrafts(), [recording([1, 2], [3, 4, 5]), recording([1], [9])], budget=8)
-    assert (result.steps, result.tokens, result.acceptance_length, result.bytes_per_token) == (2, 2, 1.0, 0.0)
+    assert (result.steps, result.tokens, result.acceptance_length, result.bytes_per_token) == ([2, 0], 2, 1.0, None)
     assert replay(NoDrafts(), [], budget=8).acceptance_length == 1.0
 
 
@@ -120,18 +118,46 @@ def test_an_exported_memory_is_a_trace_of_its_answers(tmp_path: Path) -> None:
     assert answers == [([5], [6, 7]), ([8], [9])]
 
 
-def test_replay_prints_a_table_and_writes_its_rows(
+def test_strategies_are_compared_with_the_first_one_answer_by_answer(
     tmp_path: Path, report_of: ReportOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = write_trace(tmp_path / "mine.jsonl.gz", rows=4)
-    first, second = report_of("replay", str(trace), "--budget", "4", "--budget", "16", "--limit", "3")["rows"]
-    assert "mine" in capsys.readouterr().out
-    assert first.keys() == {
-        "trace", "known", "strategy", "budget", "acceptance_length", "draft_us", "learn_us_per_token",
-        "bytes_per_token", "drafted_per_step",
-    }  # fmt: skip
-    assert [first[name] for name in ("trace", "strategy", "budget")] == ["mine", "trie", 4]
-    assert second["acceptance_length"] > first["acceptance_length"] > 1.0
+    strategies = ["none", "trie,branch_length=1,learn=both", "hybrid"]
+    options = [word for name in strategies for word in ("--strategy", name)]
+    rows = report_of("replay", str(trace), *options, "--budget", "4", "--budget", "16", "--limit", "3")["rows"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 recorded answers, 90 tokens" in shown
+    assert "hybrid reads the model's most probable tokens" in shown
+    assert all(row.keys() == {
+        "trace", "strategy", "budget", "acceptance_length", "draft_us", "learn_us_per_token", "bytes_per_token",
+        "drafted_per_step", "change", "low", "high",
+    } for row in rows)  # fmt: skip
+    cases = [("mine", name, budget) for budget in (4, 16) for name in strategies]
+    assert [(row["trace"], row["strategy"], row["budget"]) for row in rows] == cases
+    off, short, long = rows[3:]
+    assert (off["acceptance_length"], off["change"], off["low"]) == (1.0, None, None)
+    assert short["low"] <= short["change"] < long["change"]
+    assert long["acceptance_length"] == pytest.approx(1.0 + long["change"], abs=1e-3)
+    assert long["acceptance_length"] > rows[2]["acceptance_length"], "more nodes"
+
+
+@pytest.mark.system
+def test_intervals_cover_the_true_change() -> None:
+    """95% of 100; 84 or fewer have a probability of 0.0001 at 95% and of 0.01 at 92%."""
+    random = np.random.default_rng(1)
+    covered = 0
+    for seed in range(100):
+        control = random.integers(20, 100, 120)
+        treatment = random.binomial(control, 0.8)
+        low, high = interval(control, treatment, seed)
+        covered += low <= 0.25 <= high
+    assert covered > 84
+
+
+def test_answers_that_differ_alike_leave_no_noise_and_those_without_a_step_change_nothing() -> None:
+    assert interval([60, 30, 0], [30, 15, 0]) == pytest.approx((1.0, 1.0))
+    control, treatment = [60, 30, 44], [30, 15, 40]
+    assert interval([*control, *[0] * 50], [*treatment, *[0] * 50]) == interval(control, treatment)
 
 
 COUNTING = """
@@ -141,54 +167,41 @@ class Engine:
     def __init__(self, request):
         pass
 
-    def replay(self, recordings, **options):
-        return {"steps": 20, "tokens": 53, "drafted": 30, "draft_us": 9.0}
-
-    def memory(self, recordings):
-        return {"bytes_per_token": 3000.0}
+    def replay(self, recordings, nodes):
+        return {"steps": [5] * len(recordings), "tokens": 53, "drafted": 30, "draft_us": nodes}
 """
 
 
-@pytest.mark.parametrize("peer", ["vllm", "sglang"])
-def test_the_drafts_of_a_peer_are_replayed_beside_ours(
-    peer: str, tmp_path: Path, report_of: ReportOf, monkeypatch: pytest.MonkeyPatch
+def test_the_drafts_of_sglang_are_replayed_beside_ours(
+    tmp_path: Path, report_of: ReportOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The programs of the peers run in their environments; here each counts nothing."""
+    """Its program runs in its environment; here it counts nothing."""
     (tmp_path / "counting.py").write_text(COUNTING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     program = Path(process.__file__).with_name("serve_peer.py")
     monkeypatch.setattr(process, "command_of", lambda *names: [sys.executable, str(program), "counting"])
     trace = write_trace(tmp_path / "mine.jsonl", rows=4)
-    chains = ["--chains", "3", "--cut", "0.05"] if peer == "vllm" else []
-    rows = report_of("replay", str(trace), "--budget", "16", "--peer", peer, *chains)["rows"]
-    cases = [(row["strategy"], row["known"], row["budget"]) for row in rows]
-    if peer == "vllm":
-        assert cases == [("trie", "nothing", 16), ("suffix", "nothing", 3)]
-        assert 0.0 < rows[0]["drafted_per_step"] <= 3.0
-    else:
-        assert cases == [(name, known, 16) for known in ("nothing", "half") for name in ("trie", "sglang")]
-        assert [row["bytes_per_token"] for row in rows[1::2]] == [3000.0, 3000.0]
-    assert 1.0 < rows[0]["acceptance_length"] <= (4.0 if peer == "vllm" else 16.0)
-    assert rows[1]["acceptance_length"] == 2.65
+    ours, theirs = report_of("replay", str(trace), "--budget", "15", "--peer", "sglang")["rows"]
+    assert (ours["strategy"], theirs["strategy"], theirs["acceptance_length"]) == ("trie", "sglang", 2.65)
+    assert theirs["draft_us"] == 16, "it counts the last token as a node"
+    assert theirs["bytes_per_token"] is None
+    assert theirs["low"] <= theirs["change"] <= theirs["high"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         ("replay absent.jsonl", 2, "absent.jsonl"),
-        ("replay --strategy tire TRACE", 2, "tire"),
+        ("replay --strategy tire TRACE", 2, "no strategy is named 'tire'"),
+        ("replay --strategy trie,deep TRACE", 2, "--strategy trie,deep: it must be NAME[,OPTION=VALUE]..."),
+        ("replay --strategy trie,branch_length=0 TRACE", 2, "--strategy trie,branch_length=0: "),
+        ("replay --strategy trie,depth=3 TRACE", 2, "depth"),
         ("replay --budget 0 TRACE", 2, "--budget"),
-        ("replay --chains 0 TRACE", 2, "--chains"),
-        ("replay --chains 4 --cut 1.5 TRACE", 2, "--cut"),
-        ("replay --peer vllm TRACE", 2, "give --chains"),
         ("replay --peer sglang TRACE", 1, "run `make peers`"),
-        ("replay --device-drafts --strategy hybrid TRACE", 2, "--device-drafts"),
-        ("replay --device-drafts --chains 4 TRACE", 2, "without --chains and --peer"),
-        ("replay --device-drafts --budget 65 TRACE", 2, "at most 64 nodes"),
-        ("memory absent.jsonl", 2, "absent.jsonl"),
+        ("replay SHORT", 1, "no recorded output has a second token"),
     ],
 )
-def test_the_commands_refuse_what_they_cannot_do(
+def test_the_command_refuses_what_it_cannot_do(
     tmp_path: Path,
     arguments: str,
     status: int,
@@ -197,54 +210,7 @@ def test_the_commands_refuse_what_they_cannot_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(process, "ENVIRONMENTS", tmp_path)
-    trace = write_trace(tmp_path / "mine.jsonl", rows=1)
-    assert bench(arguments.replace("TRACE", str(trace)).split()) == status
+    trace, short = write_trace(tmp_path / "mine.jsonl", rows=1), tmp_path / "short.jsonl"
+    short.write_text('{"prompt_ids": [1], "output_ids": [2]}\n')
+    assert bench(arguments.replace("TRACE", str(trace)).replace("SHORT", str(short)).split()) == status
     assert message in capsys.readouterr().err
-
-
-def test_made_up_text_is_the_same_in_every_run_and_has_phrases() -> None:
-    first, again = ([text.tolist() for pair in synthetic(40) for text in pair] for _ in range(2))
-    assert first == again
-    triples = [tuple(text[at : at + 3]) for text in first[1::2] for at in range(len(text) - 2)]
-    assert len(set(triples)) < 0.8 * len(triples)
-
-
-def test_the_memory_holds_what_was_asked_for_of_outputs_first() -> None:
-    row = row_of("trie", 5000, 8, [synthetic(40)], measured=2)
-    assert (row["tokens"], row["strategy"], row["budget"]) == (5000, "trie", 8)
-    assert min(row["draft_us"], row["learn_us_per_token"]) > 0
-    assert 4 < row["bytes_per_token"] < 200
-    prompts = [(np.full(500, 7, np.int32), np.arange(k, k + 400, dtype=np.int32)) for k in range(5)]
-    assert row_of("trie", 1500, 8, [prompts], measured=1)["tokens"] == 1500
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "message"),
-    [("trie", 10**6, "fill a memory with"), ("recycling", 1000, "keeps no memory"), ("tire", 1000, "tire")],
-)
-def test_what_cannot_be_measured_is_refused(name: str, tokens: int, message: str) -> None:
-    with pytest.raises(DraftwoodError, match=message):
-        row_of(name, tokens, 8, [synthetic(10)], measured=2)
-
-
-def test_memory_prints_a_table_and_writes_its_rows(
-    tmp_path: Path, report_of: ReportOf, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = write_trace(tmp_path / "mine.jsonl", rows=60)
-    rows = report_of("memory", str(trace), "--tokens", "1000", "--tokens", "1500", "--measured", "3")["rows"]
-    assert "1,500" in capsys.readouterr().out
-    assert [row["tokens"] for row in rows] == [1000, 1500]
-    assert rows[0].keys() == {"tokens", "strategy", "budget", "draft_us", "learn_us_per_token", "bytes_per_token"}
-
-
-def test_device_drafts_are_replayed_beside_those_of_the_host(
-    tmp_path: Path, report_of: ReportOf, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = write_trace(tmp_path / "mine.jsonl", rows=3)
-    rows = report_of("replay", str(trace), "--device-drafts", "--budget", "4", "--budget", "16")
-    assert "host" in capsys.readouterr().out
-    for row, budget in zip(rows["rows"], (4, 16), strict=True):
-        assert (row["trace"], row["strategy"], row["budget"]) == ("mine", "trie", budget)
-        assert row["acceptance_length"] == pytest.approx(row["host_acceptance_length"], rel=0.1)
-        assert row["acceptance_length"] > 1.5
-        assert 100 < row["bytes_per_token"] < 100_000

@@ -24,7 +24,7 @@ _SECONDS = 15.0
 """For the first byte: two on a machine with nothing else to do."""
 _COMMAND = [sys.executable, "-m", "draftwood_command"]
 _SERVES = {"serve": ["--port", "0"], "gateway": ["--port", "0"]}
-SOME = {"info", "complete", "memory stats", "experiment replay", "key", "serve", "gateway", "demo", "bench step"}
+SOME = {"info", "complete", "memory stats", "key", "serve", "gateway", "demo", "bench step"}
 _ARGUMENTS = {"complete": ["x"], "tokenize": ["x"], "detokenize": ["1"], **_SERVES}
 
 
@@ -58,7 +58,6 @@ def test_commands_give_a_sign_of_life(names: set[str] | None, silent: str) -> No
 
     commands = all_commands()
     assert ["memory", "stats"] in commands
-    assert ["experiment", "replay"] in commands
     if names:
         commands = [words for words in commands if {words[0], " ".join(words[:2])} & names]
     with ThreadPoolExecutor(2) as pool:

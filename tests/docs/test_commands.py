@@ -19,7 +19,6 @@ import typer
 from draftwood_benchmarks.commands import build_app as bench_app
 from draftwood_benchmarks.demo import app as demo_app
 from draftwood_benchmarks.harness.servers import ServerError, running_server
-from draftwood_benchmarks.replay.experiment import app as replay_app
 from draftwood_client.cli import build_app
 from draftwood_service.auth.commands import app as key_app
 from draftwood_service.config import CHECK, flag
@@ -119,7 +118,7 @@ def found_command(words: list[str]) -> tuple[Any, list[str]]:
         "demo": (demo_app, 1),
         "key": (key_app, 1),
     }
-    app, used = (replay_app, 2) if words[:2] == ["experiment", "replay"] else apps.get(words[0], (build_app(), 0))
+    app, used = apps.get(words[0], (build_app(), 0))
     command: Any = typer.main.get_command(app)
     rest = words[used:]
     while rest and rest[0] in getattr(command, "commands", {}):

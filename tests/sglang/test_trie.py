@@ -21,10 +21,8 @@ def test_it_drafts_what_it_has_seen() -> None:
     text = [(7 * i) % 501 + 1 for i in range(60)]
     recordings = [[text[:6], text[6:]]] * 2
     engine = _engine()
-    cold = engine.replay(8, [], recordings[:1])
-    both = engine.replay(8, [], recordings)
-    known = engine.replay(8, [text], recordings[:1])
-    assert cold["tokens"] == cold["steps"] == 53
-    assert both["steps"] - cold["steps"] < 20
-    assert known["steps"] < 20
-    assert engine.memory(recordings)["bytes_per_token"] >= 0
+    cold = engine.replay(8, recordings[:1])
+    both = engine.replay(8, recordings)
+    assert cold["tokens"] == sum(cold["steps"]) == 53
+    assert both["steps"][0] == 53
+    assert both["steps"][1] < 20

@@ -1,8 +1,8 @@
 """`python -m tools.measurements` writes the page and the README's picture from the JSON files of `docs/measurements`.
 
-With `run` the benchmarks write these first: all that need no further files, some 10 minutes on two idle cores, or the
-named ones, as in `python -m tools.measurements run memory`. Those of real models get the paths of their files:
-`python -m tools.measurements run smollm2-chat-int4 prompts=FOLDER`. They take 5 to 15 minutes each.
+With `run` the benchmarks write these first: what needs no further files, some minutes on two idle cores, or the named
+ones. Those with prompts get the paths of their files: `python -m tools.measurements run smollm2-chat-int4
+prompts=FOLDER`. They take 5 to 15 minutes each.
 """
 
 from __future__ import annotations

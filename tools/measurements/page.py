@@ -63,7 +63,7 @@ def _beside(row: dict[str, Any], peer: dict[str, Any]) -> str:
 
 def section(measurement: Measurement) -> str:
     report = json.loads(measurement.file.read_text(encoding="utf-8"))
-    run, busy = report["run"], report.get("busy", report.get("other_load"))
+    run, busy = report["run"], report.get("busy")
     load = "" if busy is None else f"; other processes took {busy:.0%} of the CPU time"
     warning = " **Too much for figures to rely on.**" if busy is not None and busy >= BUSY else ""
     facts = f"{run['date']}, commit `{run['commit']}`, {run['cores']} cores of {run['processor']}{load}.{warning}"

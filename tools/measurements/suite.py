@@ -11,8 +11,6 @@ from rich.table import Table
 
 from draftwood_benchmarks.load import table_of as load
 from draftwood_benchmarks.never_slower import table_of as never_slower
-from draftwood_benchmarks.overhead import table_of as growth
-from draftwood_benchmarks.replay.command import table_of as memory
 from draftwood_benchmarks.speed import table_of as speed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -104,12 +102,5 @@ MEASUREMENTS = (
         "Where drafts bring nothing",
         f"never-slower {_REAL_MODEL} --rounds 6",
         lambda rows: never_slower(rows, ""),
-    ),
-    Measurement("memory", "A draft by the tokens in memory", "memory", memory),
-    Measurement(
-        "host-work",
-        "The host's work by what it may grow with",
-        "overhead --growth --rounds 5 --plot docs/images/growth.svg",
-        lambda rows: growth(rows, ""),
     ),
 )

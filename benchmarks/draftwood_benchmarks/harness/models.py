@@ -1,18 +1,11 @@
-"""The model of a benchmark: the bundled one or the user's own, or either grown to a larger shape.
-
-A grown model is written to a temporary folder, from which transformers, our engine and a service load it in their
-usual ways.
-"""
+"""The model of a benchmark: the bundled one or the user's own."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -20,11 +13,11 @@ import typer
 from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_benchmarks.peers.process import ENVIRONMENTS
 from draftwood_memory.settings import cache_folder
-from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.sources import resolve
 
 if TYPE_CHECKING:
-    from draftwood_benchmarks.harness.widen import Shape
     from draftwood_client import ModelInfo
     from draftwood_model_runner.loading.model import LoadedModel
 
@@ -36,25 +29,6 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelOptions:
     """The model, and the device that it runs on."""
 
-    shape: Annotated[
-        str,
-        typer.Option(
-            metavar="SHAPE",
-            help="native, 110m, 400m, 1b, 7b, 13b, 70b-layer, hybrid-100m (as Qwen3-Next) or HxLxHEADSxINTER: the model"
-            " grown to this shape, if it is a Llama. A forward pass costs as much as that of any model of the shape;"
-            " the text stays the same.",
-        ),
-    ] = "native"
-    vocabulary: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="TOKENS",
-            help="The model grown to so many tokens, such as 151936. None of the added ones is ever the most"
-            " probable, so the text stays the same.",
-            show_default=False,
-        ),
-    ] = None
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Folder, GGUF file, hub id or name of another model than the bundled one."),
@@ -103,15 +77,11 @@ class ChosenModel:
         name: for tables.
         path: folder or hub id.
         options: as given by the user.
-        same_text: it is a model grown to a shape only, and writes what that writes.
-        small: folder or hub id of the model that it was grown from; "" if it was not.
     """
 
     name: str
     path: str
     options: ModelOptions
-    same_text: bool = False
-    small: str = ""
 
     def load(self) -> LoadedModel:
         """The model as our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
@@ -127,11 +97,6 @@ class ChosenModel:
             draft_model=self.draft_path,
             draft_head=of.draft_head,
         )
-
-    def load_small(self) -> LoadedModel:
-        """The model that it was grown from, for what a model of the same text need not do itself."""
-        options = replace(self.options, shape="native", runner="auto", draft_head="none", draft_model=None)
-        return ChosenModel("small model", self.small, options).load()
 
     @property
     def draft_path(self) -> str | None:
@@ -156,36 +121,12 @@ class ChosenModel:
         return flags if options.threads is None else [*flags, "--threads", str(options.threads)]
 
 
-@contextmanager
-def chosen_model(options: ModelOptions, positions: int | None = None) -> Iterator[ChosenModel]:
-    """The model of the options; a grown model is deleted when the context ends.
-
-    Args:
-        positions: that a grown model shall accept; None for those of the small one.
-
-    Raises:
-        InvalidValueError: the model cannot grow to the shape or the vocabulary.
-        InvalidInputError: a shape or a vocabulary is given for a model that is no Llama.
-        ModelNotFoundError, UnsupportedModelError: there is no such model, or it cannot be read.
-    """
-    with console.status("Loading torch"):
-        from draftwood_benchmarks.harness.widen import parse_shape
-        from draftwood_model_runner.loading.model import BUNDLED_MODEL
-    shape = parse_shape(options.shape)
-    path, kind = BUNDLED_MODEL, options.model or "bundled model"
-    if options.model is not None:
-        with console.status(f"Preparing {kind}"):
-            path = resolve(options.model, cache_folder(os.environ), os.environ)
-    grows = shape is not None or options.vocabulary is not None
-    if not grows and (options.model is not None or positions is None):
-        yield ChosenModel(kind, path, options)
-        return
-    with TemporaryDirectory(prefix="draftwood-") as folder:
-        name = f"shape {options.shape}" + ("" if options.vocabulary is None else f", {options.vocabulary:,} tokens")
-        name = name if options.model is None else f"{options.model}, {name}"
-        with console.status(f"Growing the {kind}: {name}"):
-            _write_grown(path, shape, options, Path(folder), positions)
-        yield ChosenModel(name, folder, options, options.vocabulary is None and options.weights == "as-is", path)
+def choose_model(options: ModelOptions) -> ChosenModel:
+    """The model of the options. Raises ModelNotFoundError, UnsupportedModelError."""
+    if options.model is None:
+        return ChosenModel("bundled model", BUNDLED_MODEL, options)
+    with console.status(f"Preparing {options.model}"):
+        return ChosenModel(options.model, resolve(options.model, cache_folder(os.environ), os.environ), options)
 
 
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
@@ -205,30 +146,6 @@ def synchronize(model: LoadedModel) -> None:
         import torch
 
         torch.cuda.synchronize(model.device)
-
-
-def _write_grown(path: str, shape: Shape | None, options: ModelOptions, folder: Path, positions: int | None) -> None:
-    """Writes a grown model and its tokenizer; "auto" is the dtype of the small checkpoint.
-
-    Raises:
-        InvalidInputError: the small model is no Llama, which alone can be grown.
-    """
-    import torch
-    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    from draftwood_benchmarks.harness.widen import shape_of, widen
-
-    disable_progress_bar()
-    if (kind := AutoConfig.from_pretrained(path).model_type) != "llama":
-        named, value = ("--vocabulary", options.vocabulary) if shape is None else ("--shape", options.shape)
-        raise InvalidInputError(named, value, f"only a Llama can be grown, and {path} is of type {kind}")
-    small = LlamaForCausalLM.from_pretrained(path, dtype="auto")
-    target = small.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    grown = widen(small.float(), shape or shape_of(small.config), target, where, positions, options.vocabulary)
-    grown.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
 
 
 def check_strategies(names: Iterable[str]) -> None:

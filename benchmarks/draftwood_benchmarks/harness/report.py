@@ -1,4 +1,4 @@
-"""Reports of benchmarks: progress bars, tables, JSON files, pictures, and the error that ends a benchmark."""
+"""Reports of benchmarks: progress bars, tables, JSON files, and the error that ends a benchmark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
 from draftwood_model_runner.runners.machine import processor_name
 
 Item = TypeVar("Item")
@@ -49,44 +49,18 @@ class OutputOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        _check_folder("--json", self.json_file)
+        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
+            raise InvalidInputError("--json", self.json_file, "its folder does not exist")
 
     def report(self, shown: Table, rows: Sequence[object], **more: object) -> None:
         """Prints the table, and writes `{"run": run_facts(), "rows": rows, **more}` as JSON."""
         console.print(shown)
+        self.write(rows, **more)
+
+    def write(self, rows: Sequence[object], **more: object) -> None:
         if self.json_file is not None:
             report = {"run": run_facts(), "rows": rows, **more}
             self.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class PictureOptions(OutputOptions):
-    """With a picture of it. Raises InvalidValueError too: the picture is of another format."""
-
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the figures here: PNG, SVG or PDF.", dir_okay=False),
-    ] = None
-
-    def __post_init__(self) -> None:
-        OutputOptions.__post_init__(self)
-        _check_folder("--plot", self.plot)
-        if self.plot is not None and self.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise InvalidValueError("--plot", str(self.plot), "it must end in .png, .svg or .pdf")
-
-    def draw(self, draw: Callable[[Any], None]) -> None:
-        """Writes the picture that `draw` makes on a matplotlib Axes."""
-        if self.plot is not None:
-            from matplotlib.figure import Figure
-
-            figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-            draw(figure.subplots())
-            figure.savefig(self.plot, dpi=150)
-
-
-def _check_folder(flag: str, path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InvalidInputError(flag, path, "its folder does not exist")
 
 
 def progress(items: Sequence[Item], title: str) -> Iterable[Item]:
@@ -134,11 +108,8 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
-_OUTPUT_FLAGS = ("--json", "--plot")
-
-
 def run_facts() -> dict[str, Any]:
-    """Command, without the files that it writes; date in UTC as YYYY-MM-DD; version of the benchmarks, None if they are
+    """Command, without the file that it writes; date in UTC as YYYY-MM-DD; version of the benchmarks, None if they are
     not installed; commit that the code was installed from, with "-dirty" if files were changed, None outside a clone;
     processor, "" if it is unknown; cores that the process may use."""
     installed, commit = None, None
@@ -158,12 +129,12 @@ def run_facts() -> dict[str, Any]:
 
 
 def command(arguments: Iterable[str]) -> str:
-    """The command line of `draftwood` with these arguments, without the flags that name output files."""
+    """The command line of `draftwood` with these arguments, without the file that it writes."""
     kept, left = list[str](), iter(arguments)
     for argument in left:
-        if argument in _OUTPUT_FLAGS:
+        if argument == "--json":
             next(left, None)
-        elif not argument.startswith(tuple(f"{flag}=" for flag in _OUTPUT_FLAGS)):
+        elif not argument.startswith("--json="):
             kept.append(argument)
     return shlex.join(["draftwood", *kept])
 

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
+PLAIN = "none"
+"""The name of no drafts, and of the strategy that makes none."""
 DRAFTS: dict[str, tuple[str, ...]] = {
-    "openvino-genai": ("none", "prompt-lookup"),
-    "vllm": ("none", "ngram", "suffix", "draftwood"),
-    "llama.cpp": ("none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
+    "openvino-genai": (PLAIN, "prompt-lookup"),
+    "vllm": (PLAIN, "ngram", "suffix", "draftwood"),
+    "llama.cpp": (PLAIN, "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
 }
 """What each peer can draft with here."""
 DRAFTS_WITH_MEMORY = ("suffix", "draftwood", "ngram-mod", "ngram-cache")
@@ -57,8 +59,6 @@ MODULES = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer", "llama.
 LOAD_TIMEOUT, ANSWER_TIMEOUT, _END_TIMEOUT = 900.0, 300.0, 10.0
 """Seconds to convert and load a model, for one answer, and to end."""
 _LOG_LINES, _ERROR_LENGTH = 5, 500
-_FIRST_SECONDS = 2.0
-"""Of the requests before those that are measured."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,6 @@ class PeerModel:
             llama.cpp computes the weights of its file, whatever these are.
         streams: requests that decode in one batch, at most.
         drafts: one of `DRAFTS`.
-        temperature: above 0, vLLM samples, past end-of-sequence tokens.
         gguf: what names the file that llama.cpp computes, as `--model` does; None if nothing does.
     """
 
@@ -136,8 +135,7 @@ class PeerModel:
     threads: int
     streams: int = 1
     weights: str = "as-is"
-    drafts: str = "none"
-    temperature: float = 0.0
+    drafts: str = PLAIN
     gguf: str | None = None
 
 
@@ -166,7 +164,7 @@ class Peer:
         version: of its package.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path, drafts: str = "none") -> None:
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path, drafts: str = PLAIN) -> None:
         self.name = name
         self.drafts = drafts
         self.version = ""
@@ -247,13 +245,13 @@ def drafts_of(names: Sequence[str], drafts: Sequence[str]) -> list[tuple[str, st
     for name in names:
         if name not in DRAFTS:
             raise InvalidInputError("--peer", name, f"must be one of {', '.join(DRAFTS)}")
-    offered = dict.fromkeys(kind for name in names for kind in DRAFTS[name]) or ("none",)
+    offered = dict.fromkeys(kind for name in names for kind in DRAFTS[name]) or (PLAIN,)
     for kind in drafts:
         if kind not in offered:
             named = " ".join(f"--peer {name}" for name in names) or "no --peer"
             raise InvalidInputError("--peer-drafts", kind, f"must be one of {', '.join(offered)} with {named}")
     by_name = {name: [kind for kind in dict.fromkeys(drafts) if kind in DRAFTS[name]] for name in names}
-    return [(name, kind) for name, kinds in by_name.items() for kind in kinds or ["none"]]
+    return [(name, kind) for name, kinds in by_name.items() for kind in kinds or [PLAIN]]
 
 
 @contextmanager
@@ -267,7 +265,7 @@ def running_peer(name: str, model: PeerModel, device: str = "cpu", timeout: floa
     """
     if not device.startswith("cpu"):
         raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
-    drafts = "" if model.drafts == "none" else f", drafts {model.drafts}"
+    drafts = "" if model.drafts == PLAIN else f", drafts {model.drafts}"
     console.print(f"Converting and loading the model for {name}{drafts}")
     with TemporaryDirectory(prefix="draftwood-gguf-") as folder:
         if name == "llama.cpp":
@@ -289,7 +287,7 @@ def _gguf_file(model: str | None, folder: Path) -> Path:
 
 @contextmanager
 def running_program(
-    name: str, module: str, timeout: float = LOAD_TIMEOUT, drafts: str = "none", **load: Any
+    name: str, module: str, timeout: float = LOAD_TIMEOUT, drafts: str = PLAIN, **load: Any
 ) -> Iterator[Peer]:
     """Runs a module of this package by `serve_peer` in the environment of a peer. It imports nothing of ours.
 
@@ -326,68 +324,3 @@ def command_of(name: str, module: str) -> list[str]:
     if not python.exists():
         raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
     return [str(python), "-W", "ignore", str(Path(__file__).with_name("serve_peer.py")), module]
-
-
-class PeerState(NamedTuple):
-    """What a window of the peer was measured with.
-
-    Attributes:
-        engine: as in `--peer`.
-        drafts: as in `--peer-drafts`.
-        warm: its drafts knew answers to other prompts.
-    """
-
-    engine: str
-    drafts: str
-    warm: bool
-
-
-class MeasuredPeers:
-    """Measures the processes of engines.
-
-    Args:
-        prompts: token ids of the measured ones.
-        others: token ids of those that memories learn from.
-        seconds: of a window.
-        streams: requests at once, in any window, at most.
-
-    Attributes:
-        windows: the joined windows of each concurrency and state.
-    """
-
-    def __init__(
-        self,
-        peers: Sequence[Peer],
-        prompts: Sequence[Sequence[int]],
-        others: Sequence[Sequence[int]],
-        max_tokens: int,
-        seconds: float,
-        streams: int,
-    ) -> None:
-        self.windows: dict[tuple[int, PeerState], Window] = {}
-        self._prompts = prompts
-        self._others = others
-        self._max_tokens = max_tokens
-        self._seconds = seconds
-        self._measured = 0
-        self._states = list[tuple[Peer, PeerState]]()
-        for peer in peers:
-            peer.load_test(prompts, max_tokens, streams, _FIRST_SECONDS, memory="first")  # first answers are slower
-            # A peer without a memory has one state, as if it were warm.
-            warm = [*[True] * bool(others), False] if peer.has_memory else [True]
-            self._states += [(peer, PeerState(peer.name, peer.drafts, each)) for each in warm]
-
-    def measure(self, level: int) -> None:
-        """A window of each state."""
-        for peer, state in self._states:
-            self._measured += 1
-            memory = f"{self._measured}"  # a new one: no window knows the answers of an earlier one
-            if state.warm:
-                peer.learn(self._others, self._max_tokens, memory)
-            window = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
-            self.windows[level, state] = Window.joined([self.windows.get((level, state), Window()), window])
-
-    def fastest(self, level: int) -> Window | None:
-        """What ours is compared with: the window with the most tokens per second; None without a peer."""
-        windows = [window for (of, _), window in self.windows.items() if of == level]
-        return max(windows, key=lambda window: window.tokens_per_s, default=None)

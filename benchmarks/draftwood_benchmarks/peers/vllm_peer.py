@@ -47,7 +47,6 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.version: str = vllm.__version__
-        self._temperature: float = request["temperature"]
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=request["model"],
@@ -82,8 +81,7 @@ class Engine:
 
         number = str(next(self._ids))
         params = SamplingParams(
-            temperature=self._temperature,
-            ignore_eos=self._temperature > 0.0,
+            temperature=0.0,
             max_tokens=max_tokens,
             output_kind=RequestOutputKind.DELTA,
             extra_args={"draftwood_tenant": memory or "none"} if self._drafts == "draftwood" else None,

@@ -52,7 +52,7 @@ SAMPLE_RATIO_ALPHA = 0.01
 INTERFERENCE = (
     "Arms share steps: a step lasts equally long for all requests in it. So differences in time are smaller here than "
     "between services that each run one arm, and a difference that is found is a lower bound. Arms also share the "
-    "draft budget of a step when it is full; `draftwood experiment replay` compares acceptance without that."
+    "draft budget of a step when it is full; `draftwood bench replay` compares acceptance without that."
 )
 
 _log = structlog.get_logger(__name__)

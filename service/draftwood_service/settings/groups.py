@@ -287,7 +287,7 @@ class DraftingSettings(SettingsGroup):
 class StoreSettings(SettingsGroup):
     """Store and learned caches.
 
-    The default of memory_tokens was measured: `draftwood bench memory`.
+    The default of memory_tokens was measured (docs/decisions/table.md).
     """
 
     store: str = shared("store")

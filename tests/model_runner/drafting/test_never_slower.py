@@ -11,11 +11,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.costless import CostlessRunner, costless_model
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies import create
 from tests.model_runner.counting import calls_of
+from tests.model_runner.drafting.costless import CostlessRunner, costless_model
 from tests.model_runner.sequences import engine_of, make_sequence
 
 STREAMS, PROMPT, STEPS, MEASURED = 16, 64, 400, 200

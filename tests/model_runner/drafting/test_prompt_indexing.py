@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.costless import CostlessRunner, costless_model, make_texts
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
@@ -17,6 +16,7 @@ from draftwood_strategies.draft_engine.guard import MAX_INDEXED_TOKENS
 from draftwood_strategies.jacobi import NgramPool
 from draftwood_strategies.trie.phrase_index import PhraseIndex
 from tests.memory.engines.toy_engine import let_drafting_pay
+from tests.model_runner.drafting.costless import CostlessRunner, costless_model, make_texts
 from tests.model_runner.sequences import engine_of, make_sequence
 
 STRATEGIES = "trie", "jacobi", "hybrid", "hybrid of jacobi"

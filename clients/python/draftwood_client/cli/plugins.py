@@ -45,9 +45,6 @@ KNOWN = {
         "Compare drafting off, with an empty and with a warm memory, on the bundled model.", _BENCHMARKS
     ),
     "bench": KnownCommand("Measure speed, load and drafting.", _BENCHMARKS),
-    "experiment.replay": KnownCommand(
-        "Tokens per step of several strategies over the same recorded answers.", _BENCHMARKS
-    ),
 }
 _OURS = frozenset({"draftwood", "draftwood-benchmarks"})
 """The distributions that add them."""

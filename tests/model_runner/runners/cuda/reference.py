@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwood_benchmarks.gpu_attention import random_tree
+from draftwood_benchmarks.gpu_sections import random_tree
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from draftwood_benchmarks.gpu_attention import random_tree
+from draftwood_benchmarks.gpu_sections import random_tree
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.cuda.device import Machine
 from draftwood_model_runner.runners.cuda.recurrent_layers import (

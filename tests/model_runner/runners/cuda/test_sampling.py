@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from draftwood_benchmarks.gpu_attention import random_tree
+from draftwood_benchmarks.gpu_sections import random_tree
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out

@@ -1,4 +1,4 @@
-"""Reports of benchmarks."""
+"""What the benchmarks share: prompts and reports."""
 
 from __future__ import annotations
 
@@ -8,25 +8,61 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftwood_benchmarks.harness import report as machine
+from draftwood_benchmarks.harness.prompts import read_prompts, split
 from draftwood_benchmarks.harness.report import (
+    BenchmarkError,
     OtherLoad,
-    PictureOptions,
+    OutputOptions,
     command,
-    percentile,
     run_facts,
     table,
     warning,
 )
-from draftwood_model_runner.errors import InvalidValueError
 
 
-def test_percentiles_are_linear_between_ranks() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert percentile([0.0, 100.0], 99) == 99.0
-    assert percentile([], 50) is None
+def test_the_bundled_questions_begin_with_the_measured_ones() -> None:
+    prompts = read_prompts(None)
+    assert len(prompts) == 140
+    assert prompts[0].startswith("hi, i ordered the wrong size")
+
+
+def test_files_hold_json_lines_of_several_kinds_or_plain_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(
+        '{"instruction": "a", "response": "x"}\n{"text": "b"}\n\n{"prompt": "c"}\n{"turns": ["d", "e"]}\n'
+        '{"question": "f", "answer": "g"}\n  plain text \n',
+        encoding="utf-8",
+    )
+    assert read_prompts(path) == ["a", "b", "c", "d", "f", "plain text"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no lines"),
+        ('hello\n{"instruction"', "line 2: not JSON"),
+        ('{"answer": "x"}', "line 1: no text under any of instruction, text"),
+        ('{"turns": []}', "line 1: no text"),
+    ],
+)
+def test_a_file_without_prompts_says_where(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(content)
+    with pytest.raises(BenchmarkError, match=message):
+        read_prompts(path)
+
+
+def test_the_measured_prompts_and_those_to_warm_up_with_are_apart() -> None:
+    prompts = [np.full(4, number, np.int32) for number in range(10)]
+    measured, others = split(prompts, 3, 5)
+    assert [prompt[0] for prompt in measured] == [0, 1, 2]
+    assert [prompt[0] for prompt in others] == [3, 4, 5, 6, 7]
+    with pytest.raises(BenchmarkError, match="only 10"):
+        split(prompts, 3, 8)
 
 
 def test_a_table_shows_rows_and_what_they_lack() -> None:
@@ -36,35 +72,16 @@ def test_a_table_shows_rows_and_what_they_lack() -> None:
     assert [column.justify for column in made.columns] == ["left", "right"]
 
 
-def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
-    output = PictureOptions(tmp_path / "figures.json", tmp_path / "figures.png")
-    drawn: list[Any] = []
-
-    def draw(axes: Any) -> None:
-        axes.plot([1, 2], [3, 4])
-        drawn.append(axes)
-
-    output.draw(draw)
-    output.report(table("", [], {}), [{"a": 1}], unit="ms")
+def test_rows_and_more_are_written(tmp_path: Path) -> None:
+    OutputOptions(tmp_path / "figures.json").report(table("", [], {}), [{"a": 1}], unit="ms")
     report = json.loads((tmp_path / "figures.json").read_text())
     assert report == {"run": run_facts(), "rows": [{"a": 1}], "unit": "ms"}
-    assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
-    assert len(drawn) == 1
 
 
-def test_what_cannot_be_written_is_known_before_anything_is_measured() -> None:
-    for name, path, message in (
-        ("json_file", "/no/such/folder/a.json", "--json"),
-        ("plot", "/no/such/folder/a.png", "--plot"),
-        ("plot", "a.txt", ".png"),
-    ):
-        with pytest.raises(InvalidValueError, match=message):
-            PictureOptions(**{name: Path(path)})
-
-
-def test_a_run_is_named_by_its_command_without_its_output_files_and_by_the_commit() -> None:
-    arguments = ["bench", "speed", "--json", "a.json", "--shape", "110m", "--plot=a.svg", "--prompts", "my file"]
-    assert command(arguments) == "draftwood bench speed --shape 110m --prompts 'my file'"
+def test_a_run_is_named_by_its_command_without_its_output_file_and_by_the_commit() -> None:
+    arguments = ["bench", "speed", "--json", "a.json", "--limit", "2", "--prompts", "my file"]
+    assert command(arguments) == command([*arguments[:2], "--json=a.json", *arguments[4:]])
+    assert command(arguments) == "draftwood bench speed --limit 2 --prompts 'my file'"
     facts = run_facts()
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert head.stdout.startswith(str(facts["commit"]).removesuffix("-dirty"))

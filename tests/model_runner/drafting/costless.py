@@ -1,7 +1,7 @@
 """A model that costs nothing: each sequence writes a text that was made before.
+
 Texts consist of phrases, a few of which come often and most rarely, with a replaced token now and then, so that a trie
-finds about as much in them as in recorded answers (`draftwood bench replay`). A step claims to take a while: otherwise
-drafting would not pay. Everything else of it is the engine's own.
+finds about as much in them as in recorded answers. A step claims to take a while: otherwise drafting would not pay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from draftwood_model_runner.sampling.verification import AcceptedPath, verify
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import StepFeedback
 
-MAX_CONTEXT = 4096
 _VOCABULARY, _FIRST_TOKEN = 4096, 10
 """The bundled model's, whose tokenizer turns tokens into text, and the first one after the special tokens."""
 _PHRASES, _SHORTEST, _LONGEST = 6000, 4, 16
@@ -77,9 +76,6 @@ class CostlessRunner:
         texts: int32[s, max_context], one for each sequence, which is known by the first token of its prompt: the first
             tokens must differ.
 
-    Attributes:
-        context: tokens of a text.
-        seconds: what all its steps really took.
     """
 
     page_size = _PAGE_SIZE
@@ -89,7 +85,6 @@ class CostlessRunner:
     def __init__(self, texts: Int32Array) -> None:
         self.max_context = texts.shape[1]
         self.pages = (texts.shape[0] + 1) * (self.max_context // _PAGE_SIZE + 1)
-        self.seconds = 0.0
         self._texts = texts
         self._text_of_token = {int(text[0]): number for number, text in enumerate(texts)}
         self._text_of_page = np.zeros(self.pages, np.int64)
@@ -109,7 +104,6 @@ class CostlessRunner:
         return _CostlessStep(batch.feedback(predicted.tokens, predicted.top_tokens), samplers)
 
     def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
-        began = time.perf_counter()
         first_pages = batch.block_table[batch.cu_blocks[:-1]]
         for row in np.flatnonzero(batch.context_lens == 0).tolist():
             token = int(batch.tokens[batch.cu_seqlens[row]])
@@ -120,9 +114,7 @@ class CostlessRunner:
         right = self._texts[texts, positions] == tokens
         top_tokens[right, 0] = self._texts[texts, np.minimum(positions + 1, self.max_context - 1)][right]
         predicted = np.ascontiguousarray(top_tokens[:, 0])
-        predictions = Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
-        self.seconds += time.perf_counter() - began
-        return predictions
+        return Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
 
     def compact_kv(self, moves: KVCompaction) -> None:
         """There are no keys and values."""
