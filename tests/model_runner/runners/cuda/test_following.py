@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from draftwood_benchmarks.gpu_sections import random_tree
 
+from draftwood_benchmarks.gpu_sections import random_tree
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import Following, StepBatch
