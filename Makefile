@@ -95,7 +95,7 @@ serve: $(STAMP)  ## Serve MODEL, or the bundled model, on 127.0.0.1:50051
 	$(BIN)/draftwood serve $(if $(MODEL),--model $(MODEL))
 
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
-	$(BIN)/draftwood bench speed --limit 8 --warm 60
+	$(BIN)/draftwood bench speed
 
 # The stages of the tests are in tests/stages.py, and .ci/run runs them.
 # Checks leave one of two cores free for what the first tests would wait for.

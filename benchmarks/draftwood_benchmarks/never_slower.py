@@ -46,16 +46,21 @@ def never_slower(
     output: OutputOptions,
     strategy: Annotated[str, typer.Option(help="The strategy that is compared with drafting off.")] = "hybrid",
     streams: Annotated[int, typer.Option(min=2, help="Sequences at once in the last case.")] = 64,
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer in random text.")] = 200,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer in random text.")] = 100,
     prompt_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a prompt whose answer is one token.")] = 512,
-    rounds: Annotated[int, typer.Option(min=1, help="Pairs of windows, with drafting off and on, of each case.")] = 6,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Pairs of windows, with drafting off and on, of a case; a fourth of them of many streams."
+        ),
+    ] = 20,
 ) -> None:
     """Tokens per second where drafting can bring nothing, relative to drafting off: random text, answers of one token,
     and random text in many streams.
     """
     cases = [
         _Case("random text", 1, 32, answer_tokens),
-        _Case("one-token answers", 1, prompt_tokens, 1, batches=16),
+        _Case("one-token answers", 1, prompt_tokens, 1, batches=4),
         _Case("random text", streams, 32, answer_tokens),
     ]
     chosen = choose_model(model)
@@ -66,7 +71,7 @@ def never_slower(
         engine = Engine(loaded, EngineConfig(max_running=streams, threads=model.threads))
         warm_up(engine)
     load = OtherLoad()
-    rows = [_measured(engine, case, strategy, rounds) for case in cases]
+    rows = [_measured(engine, case, strategy, rounds if case.streams == 1 else -(-rounds // 4)) for case in cases]
     busy, title = load.share(), describe(chosen, loaded)
     output.report(table_of(rows, f"{title}, {strategy}{warning(busy)}"), rows, model=title, busy=busy)
 

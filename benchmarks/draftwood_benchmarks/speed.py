@@ -50,11 +50,11 @@ class SpeedOptions(AskedOptions):
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
     ] = 2
-    limit: Annotated[int, typer.Option(min=1, help="Measured prompts.")] = 20
+    limit: Annotated[int, typer.Option(min=1, help="Measured prompts.")] = 8
     warm: Annotated[
         int,
         typer.Option(min=0, help="Prompts after the measured ones; the warm memories learn from their answers."),
-    ] = 120
+    ] = 60
     budget: Annotated[
         int | None,
         typer.Option(
