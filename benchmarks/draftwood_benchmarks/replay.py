@@ -3,8 +3,8 @@
 A strategy that reads only token ids proposes the same drafts in a replay as with the model that wrote the trace. Each
 step drafts a tree; the longest path that the recorded output follows is accepted, plus the one token that the model's
 own forward pass adds. The memory starts empty and grows over the trace. All strategies write the same tokens, so they
-differ in the number of steps alone; the differences are paired by answer, and their interval comes from resampling
-answers.
+differ in the number of steps alone, and in the levels of a draft model's trees (`replay_beside_model`); the differences
+are paired by answer, and their interval comes from resampling answers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import gzip
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import typer
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from draftwood_benchmarks.harness.models import ModelOptions, choose_model
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, console, progress, table
 from draftwood_benchmarks.peers.process import running_program
 from draftwood_client.cli.options import command
@@ -31,6 +33,9 @@ from draftwood_strategies import DraftTree, Strategy, create
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.tree_index import NO_NODE
 
+Recording: TypeAlias = tuple[Int32Array, Int32Array]
+"""A prompt int32[p] and the output that followed it int32[o], neither empty."""
+_Replaying: TypeAlias = "Callable[[Strategy, Iterable[Recording], int], Replayed]"
 NEEDS_MODEL = "reads the model's most probable tokens, which recordings lack; here it drafts from token ids alone"
 _PEER_TIMEOUT = 3600.0
 _RESAMPLES, _AT_ONCE = 4000, 200
@@ -39,6 +44,7 @@ _RESAMPLES, _AT_ONCE = 4000, 200
 
 @command
 def replay_command(
+    model: ModelOptions,
     output: OutputOptions,
     files: Annotated[
         list[Path],
@@ -64,41 +70,77 @@ def replay_command(
         Literal["sglang"] | None,
         typer.Option(help="Also the trie of SGLang's n-gram drafts; `make peers` installs it."),
     ] = None,
+    level_share: Annotated[
+        float, typer.Option(min=0, max=10, help="Time of a level of a model's draft, as a share of a step.")
+    ] = 0.1,
 ) -> None:
-    """Replay strategies over recorded outputs: tokens per step, drafting and learning time, memory per token."""
-    strategies = [*dict.fromkeys(strategy or ["trie"])]
-    needing = [text for text in strategies if created(text).top_k]
+    """Replay strategies over recorded outputs: tokens per step, drafting and learning time, memory per token. With
+    --model, which wrote the outputs, its head and its draft model draft too: strategies head, draft_model and hybrid.
+    """
+    strategies, budgets = [*dict.fromkeys(strategy or ["trie"])], budget or [16, 64]
     traces = {trace_name(path): list(read_trace(path, limit)) for path in files}
     lengths = [answer.size - 1 for recordings in traces.values() for _, answer in recordings]
     if not sum(lengths):
         raise BenchmarkError("no recorded output has a second token, so there is no step to compare")
-    cases = [(name, nodes) for name in traces for nodes in budget or (16, 64)]
-    ours = {(*case, text): _replayed(text, traces[case[0]], case) for case in cases for text in strategies}
+    cases = [(name, nodes) for name in traces for nodes in budgets]
+    with _replaying(model, max(budgets), level_share) as replaying:
+        needing = [text for text in strategies if created(text).top_k and model.model is None]
+        ours = {
+            (*case, text): _replayed(replaying, text, traces[case[0]], case) for case in cases for text in strategies
+        }
     theirs = _sglang(traces, cases) if peer else {}
     rows: Rows = []
     for case in cases:
         of_case = {text: ours[*case, text] for text in strategies} | ({"sglang": theirs[case]} if peer else {})
         first = next(iter(of_case.values()))
         for text, found in of_case.items():
-            rows.append({"trace": case[0], "strategy": text, "budget": case[1], **found.row(), **_change(first, found)})
+            rows.append({"trace": case[0], "strategy": text, "budget": case[1], **found.row(level_share)})
+            rows[-1] |= _change(first, found, level_share)
     several = len(strategies) > 1 or peer is not None
     spans = [None if row["low"] is None else f"{row['low']:+.1%} to {row['high']:+.1%}" for row in rows]
     columns = {"trace": "{trace}", "strategy": "{strategy}", "nodes": "{budget}", "drafted": "{drafted_per_step:.2f}"}
     columns |= {"tokens/step": "{acceptance_length:.3f}"}
+    beside = model.model is not None
+    columns |= {"levels": "{levels_per_step:.2f}", "speed": "{speed:.3f}"} if beside else {}
     columns |= {"change": "{change:+.1%}", "95% interval": "{span}"} if several else {}
-    columns |= {"draft us": "{draft_us:.1f}", "learn us": "{learn_us_per_token:.2f}", "bytes": "{bytes_per_token:.0f}"}
+    columns |= (
+        {}
+        if beside
+        else {"draft us": "{draft_us:.1f}", "learn us": "{learn_us_per_token:.2f}", "bytes": "{bytes_per_token:.0f}"}
+    )
     title = f"{len(lengths):,} recorded answers, {sum(lengths):,} tokens in steps"
     caption = f"drafted: a step; {'change: of tokens in a step; ' if several else ''}learn us, bytes: of a token"
+    if beside:
+        caption = (
+            f"speed, change: tokens in the time of a step, of which a level of a model's draft takes {level_share:g}"
+        )
     shown = [row | {"span": span} for row, span in zip(rows, spans, strict=True)]
     output.report(table(title, shown, columns, texts=2, caption=caption), rows)
     for text in needing:
         console.print(f"{text} {NEEDS_MODEL}.")
 
 
-def _replayed(text: str, recordings: Sequence[Recording], case: tuple[str, int]) -> Replayed:
+@contextmanager
+def _replaying(options: ModelOptions, largest: int, level_share: float) -> Iterator[_Replaying]:
+    """What replays; with a model there are the strategies that draft by what is beside it."""
+    if options.model is None:
+        if options.draft_model is not None:
+            raise InvalidInputError("--draft-model", options.draft_model, "--model must say beside which model")
+        yield replay
+        return
+    chosen = choose_model(options)
+    with console.status("Loading the model"):
+        from draftwood_benchmarks.replay_beside_model import ModelReplay
+
+        beside = ModelReplay(chosen.load(), largest)
+    with beside.strategies(level_share):
+        yield beside.replay
+
+
+def _replayed(replaying: _Replaying, text: str, recordings: Sequence[Recording], case: tuple[str, int]) -> Replayed:
     name, nodes = case
-    replay(created(text), recordings[:1], nodes)  # compiles
-    return replay(created(text), progress(recordings, f"{name}, {nodes} nodes, {text}"), nodes)
+    replaying(created(text), recordings[:1], nodes)  # compiles
+    return replaying(created(text), progress(recordings, f"{name}, {nodes} nodes, {text}"), nodes)
 
 
 def _sglang(
@@ -123,49 +165,60 @@ class Replayed:
             from the prefill, which is not counted.
         tokens: tokens written in the steps.
         drafted: draft tokens verified in them.
-        draft_us: median time of a draft, in microseconds.
+        draft_us: median time of a draft, in microseconds; None beside a model.
         learn_us_per_token: time in `start`, `observe` and `close` per token of prompts and outputs, in microseconds;
             None if a peer does not tell.
         bytes_per_token: size of the strategy's memory per token in it; None if it has no `nbytes`.
+        levels: of each answer's drafts by a model; none without one.
     """
 
     steps: Sequence[int]
     tokens: int
     drafted: int = 0
-    draft_us: float = 0.0
+    draft_us: float | None = 0.0
     learn_us_per_token: float | None = None
     bytes_per_token: float | None = None
+    levels: Sequence[int] = ()
+
+    def times(self, level_share: float) -> NDArray[np.float64]:
+        """Of each answer, in steps, of which a level takes a share."""
+        steps = np.array(self.steps, np.float64)
+        return steps + level_share * np.array(self.levels) if self.levels else steps
 
     @property
     def acceptance_length(self) -> float:
         """Mean tokens per step."""
         return self.tokens / sum(self.steps) if sum(self.steps) else 1.0
 
-    def row(self) -> dict[str, Any]:
-        """The columns of the report."""
+    def row(self, level_share: float) -> dict[str, Any]:
+        """The columns of the report. "speed" is tokens in the time of a step."""
+        steps, took = max(1, sum(self.steps)), float(self.times(level_share).sum())
         figures = {
             "acceptance_length": self.acceptance_length,
             "draft_us": self.draft_us,
             "learn_us_per_token": self.learn_us_per_token,
             "bytes_per_token": self.bytes_per_token,
-            "drafted_per_step": self.drafted / max(1, sum(self.steps)),
+            "drafted_per_step": self.drafted / steps,
+            "levels_per_step": sum(self.levels) / steps,
+            "speed": self.tokens / took if took else 1.0,
         }
         return {name: None if value is None else round(value, 4) for name, value in figures.items()}
 
 
-def _change(first: Replayed, other: Replayed) -> dict[str, float | None]:
-    """Relative change of the tokens in a step, 0.1 being 10% more, and its 95% interval; None of the first itself."""
+def _change(first: Replayed, other: Replayed, level_share: float) -> dict[str, float | None]:
+    """Relative change of "speed", 0.1 being 10% more, and its 95% interval; None of the first itself."""
     if other is first:
         return dict.fromkeys(("change", "low", "high"))
-    low, high = interval(first.steps, other.steps)
-    return {"change": sum(first.steps) / sum(other.steps) - 1.0, "low": low, "high": high}
+    control, taken = first.times(level_share), other.times(level_share)
+    low, high = interval(control, taken)
+    return {"change": float(control.sum() / taken.sum() - 1.0), "low": low, "high": high}
 
 
 def interval(control: ArrayLike, treatment: ArrayLike, seed: int = 0) -> tuple[float, float]:
-    """95% percentile-bootstrap interval of the relative change of the tokens in a step.
+    """95% percentile-bootstrap interval of the relative change of the tokens in a given time.
 
     Args:
-        control, treatment: steps of the same answers; those without a step say nothing.
+        control, treatment: time of the same answers in steps; those without a step say nothing.
         seed: of the resampling.
     """
     random, changes = np.random.default_rng(seed), []
@@ -249,9 +302,6 @@ def replay(strategy: Strategy, recordings: Iterable[Recording], budget: int) -> 
         bytes_per_token=getattr(strategy, "nbytes", 0) / stored if stored else None,
     )
 
-
-Recording = tuple[Int32Array, Int32Array]
-"""A prompt int32[p] and the output that followed it int32[o], neither empty."""
 
 _EXPORT = "draftwood_memory"
 """Key of the first line of an exported memory."""

@@ -12,7 +12,16 @@ import pytest
 from draftwood_benchmarks.commands import bench
 from draftwood_benchmarks.peers import process
 from draftwood_benchmarks.peers.sglang_replay import _accepted
-from draftwood_benchmarks.replay import Recording, TraceError, accepted_length, interval, read_trace, replay
+from draftwood_benchmarks.replay import (
+    Recording,
+    Replayed,
+    TraceError,
+    _change,
+    accepted_length,
+    interval,
+    read_trace,
+    replay,
+)
 from draftwood_strategies import DraftTree, Feedback, NoDrafts, TrieStrategy
 from draftwood_strategies.arrays import Int32Array
 from tests.benchmarks.conftest import ReportOf, write_trace
@@ -130,7 +139,7 @@ def test_strategies_are_compared_with_the_first_one_answer_by_answer(
     assert "hybrid reads the model's most probable tokens" in shown
     assert all(row.keys() == {
         "trace", "strategy", "budget", "acceptance_length", "draft_us", "learn_us_per_token", "bytes_per_token",
-        "drafted_per_step", "change", "low", "high",
+        "drafted_per_step", "levels_per_step", "speed", "change", "low", "high",
     } for row in rows)  # fmt: skip
     cases = [("mine", name, budget) for budget in (4, 16) for name in strategies]
     assert [(row["trace"], row["strategy"], row["budget"]) for row in rows] == cases
@@ -158,6 +167,17 @@ def test_answers_that_differ_alike_leave_no_noise_and_those_without_a_step_chang
     assert interval([60, 30, 0], [30, 15, 0]) == pytest.approx((1.0, 1.0))
     control, treatment = [60, 30, 44], [30, 15, 40]
     assert interval([*control, *[0] * 50], [*treatment, *[0] * 50]) == interval(control, treatment)
+
+
+def test_levels_of_a_models_drafts_take_their_share_of_the_time() -> None:
+    off, head = Replayed([10, 4], tokens=14), Replayed([4, 2], tokens=14, draft_us=None, levels=[8, 0])
+    assert head.times(0.5).tolist() == [8.0, 2.0]
+    row = head.row(0.5)
+    assert (row["speed"], row["acceptance_length"], row["levels_per_step"]) == (1.4, 2.3333, 1.3333)
+    change = _change(off, head, 0.5)
+    assert change["change"] == pytest.approx(0.4)
+    assert change["low"] == pytest.approx(0.25), "only the first answer is drawn"
+    assert change["high"] == pytest.approx(1.0), "only the second"
 
 
 COUNTING = """
@@ -197,6 +217,7 @@ def test_the_drafts_of_sglang_are_replayed_beside_ours(
         ("replay --strategy trie,branch_length=0 TRACE", 2, "--strategy trie,branch_length=0: "),
         ("replay --strategy trie,depth=3 TRACE", 2, "depth"),
         ("replay --budget 0 TRACE", 2, "--budget"),
+        ("replay --draft-model small TRACE", 2, "--draft-model small: --model must say beside which model"),
         ("replay --peer sglang TRACE", 1, "run `make peers`"),
         ("replay SHORT", 1, "no recorded output has a second token"),
     ],

@@ -12,15 +12,11 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from draftwood_benchmarks.harness.answers import Task, finish, sequences
 from draftwood_benchmarks.replay import read_trace
-from draftwood_model_runner.engine import Engine, EngineConfig, model_strategies
+from draftwood_benchmarks.replay_beside_model import ModelReplay
 from draftwood_model_runner.loading.draft_heads import WEIGHTS
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_strategies import create
-from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.drafting import Drafting
 from tools import train_head
 from tools.train_head import Recipe, Trainer, _examples, app, new_head, scale_of
 
@@ -60,19 +56,16 @@ def test_training_is_reproducible_and_drafts_get_better(
     folders = [trained(texts, tmp_path / name, monkeypatch) for name in ("first", "second")]
     first, second = (load_file(Path(folder) / WEIGHTS) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    prompts = [prompt for prompt, _ in [*read_trace(texts)][:12]]
-    monkeypatch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
-    engine = Engine(load_model(BUNDLED_MODEL, draft_head=folders[0]), EngineConfig(12, 16, adaptive_budget=False))
-    with model_strategies(engine):
-        alone, both = (acceptance_length(engine, prompts, name) for name in ("head", "hybrid"))
-    assert alone > 1.3
-    assert both >= alone
-
-
-def acceptance_length(engine: Engine, prompts: list[Int32Array], name: str) -> float:
-    running = sequences(prompts, Task(60), create(name), drafting=Drafting(name, max_nodes=16))
-    finish(engine, running)
-    return sum(len(one.output) for one in running) / sum(one.stats.decode_steps for one in running)
+    recordings = [*read_trace(texts)][:12]
+    lab = ModelReplay(load_model(BUNDLED_MODEL, draft_head=folders[0]), 16)
+    with lab.strategies(0.0):
+        alone = lab.replay(create("head"), recordings, 16)
+        both = lab.replay(create("hybrid"), recordings, 16)
+    with lab.strategies(5.0):
+        costly = lab.replay(create("head"), recordings, 16)
+    assert alone.acceptance_length > 1.3
+    assert both.acceptance_length >= alone.acceptance_length
+    assert sum(costly.levels) < 0.3 * sum(alone.levels), "levels that cost five steps are not worth it"
 
 
 def test_the_trainers_levels_are_those_that_the_head_drafts_with(texts: Path) -> None:
