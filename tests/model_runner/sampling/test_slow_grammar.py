@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 import draftwood_strategies
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.request import GrammarKind, StopParams
-from draftwood_model_runner.sampling import grammar
+from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.sampling import grammar, metadata
 from draftwood_model_runner.sampling.grammar import GrammarState
+from draftwood_model_runner.sampling.metadata import Adjustments, SamplingTensors, SequenceSampling, TokenMasks
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import served
 from tests.model_runner.sampling.test_grammar import GRAMMARS, answer, expected, prompt
@@ -171,3 +173,20 @@ def test_the_work_for_a_token_is_bounded(engine: Engine) -> None:
     assert finish.error.field == "format"
     assert "limit 5000" in finish.error.allowed
     assert 3 < len(sequence.output) < 60
+
+
+def test_masks_of_several_sequences_are_found_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "usable_cpus", lambda: 4)
+    together = threading.Barrier(4, timeout=30)
+
+    def masks(sequence: int) -> TokenMasks:
+        together.wait()  # passes only if four are found at the same time
+        return TokenMasks(np.array([0, -2], np.int32), np.full((1, 2), sequence, np.int32))
+
+    none = np.zeros(0, np.int32)
+    adjustments = Adjustments(none, none, none.astype(np.float32), none)
+    sequences = [SequenceSampling(SamplingParams(), 0, adjustments, partial(masks, i)) for i in range(8)]
+    offsets = np.arange(9, dtype=np.int32) * 2
+    tensors = SamplingTensors.of(sequences, offsets[:-1], offsets[1:])
+    assert tensors.masks.tolist() == [[i, i] for i in range(8)]
+    assert tensors.row_masks.tolist() == [n for i in range(8) for n in (i, -2)]
