@@ -134,7 +134,10 @@ def test_the_packages_of_extras_are_not_there(server: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_one_line_names_the_extra(server: Path, arguments: list[str], said: str) -> None:
+def test_one_line_names_the_extra(
+    server: Path, arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the lock of a model's folder stays
     [line] = run(server, MAIN, *arguments, status=1).splitlines()
     assert line.startswith(said)
 
