@@ -100,7 +100,7 @@ MEASUREMENTS = (
     Measurement(
         "never-slower",
         "Where drafts bring nothing",
-        f"never-slower {_REAL_MODEL} --rounds 6",
+        f"never-slower {_REAL_MODEL}",
         lambda rows: never_slower(rows, ""),
     ),
 )
