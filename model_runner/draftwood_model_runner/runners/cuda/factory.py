@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,7 +96,7 @@ def take_over(module: Any, max_context: int, exact: bool, feature_layers: tuple[
 
 def take_over_head(
     head: Any, target: CudaRunnerFactory
-) -> tuple[CudaRunnerFactory, Callable[[Sequence[Any]], Float32Array]]:
+) -> tuple[CudaRunnerFactory, Callable[[SequenceOf[Any]], Float32Array]]:
     """A draft head as this runner computes it, without fused operations, and `HeadParts.combine`, which computes on the
     device. It has no exact mode: drafts decide no token.
 
