@@ -193,9 +193,9 @@ async def test_an_operation_that_is_running_at_the_stop_is_cancelled(server: Val
 EACH_KEYS = [None, read_keys(f"{NAMES}\nk1={KEY_A}", "keys")]
 
 
-def drafted(memory: Memory, after: list[int]) -> list[int]:
-    """What the tenant's next request drafts."""
-    strategy: Any = memory.strategy("t", "trie")
+async def drafted(memory: Memory, after: list[int]) -> list[int]:
+    """What the tenant's next request drafts, on the thread that learns, as in the engine."""
+    strategy = await strategy_of(memory, "t")
     drafter = strategy.start(tokens_of(9999))
     drafter.observe(tokens_of(*after), None)
     tokens: list[int] = drafter.propose(8).tokens.tolist()
@@ -209,6 +209,7 @@ async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
 ) -> None:
     monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.3)
     monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 5.0)  # a busy machine may take longer than 50 ms
+    monkeypatch.setattr("draftwood_memory.memory_thread._SLOW_SECONDS", 5.0)  # and a round longer than 300
     async with replicas(3, server.url, keys=keys) as [first, second, third]:
         await learn_output(first, "t", numbers(20))
         await strategy_of(second, "t")
@@ -223,8 +224,8 @@ async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
         for memory in (first, second, third):
             for start in (1000, 2000):
                 after = numbers(4, start)
-                assert (await asyncio.to_thread(drafted, memory, after))[:4] == numbers(4, start + 4)
-            assert await asyncio.to_thread(drafted, memory, numbers(4, 3000)) == []
+                assert (await drafted(memory, after))[:4] == numbers(4, start + 4)
+            assert await drafted(memory, numbers(4, 3000)) == []
         assert await perform(AdoptArm("x/a"), first) == 0  # once
         for memory in (first, second):
             assert len(log_of(memory, "t")) == 3
