@@ -194,6 +194,12 @@ class Proxy:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        # What was accepted is a task of `_serve`, which has begun, after three rounds of the loop. A server that closes
+        # before would leave it open.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(5):
+            await asyncio.sleep(0)
         self._server.close()
         for task in tuple(self._tasks):
             task.cancel()
@@ -211,8 +217,10 @@ class Proxy:
             pass
         finally:
             self._tasks.discard(task)
-            for one in (writer, *([back] if "back" in locals() else [])):
+            both = [writer, *([back] if "back" in locals() else [])]
+            for one in both:
                 one.transport.abort()
+            for one in both:
                 with contextlib.suppress(OSError):
                     await one.wait_closed()
 
