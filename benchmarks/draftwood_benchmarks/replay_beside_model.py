@@ -48,7 +48,7 @@ class CountedDrafts(ModelDrafts):
     share = 0.0
     levels = 0
 
-    def level_share(self) -> float:
+    def level_share(self, rows: int | None = None) -> float:
         return self.share
 
     def _pass(self, batch: StepBatch) -> Any:

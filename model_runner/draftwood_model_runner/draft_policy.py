@@ -47,6 +47,11 @@ _LEAST_GAIN = 0.05
 """Share of the time of a step that two microbatches must save."""
 
 
+_READ_ANYWAY = 256
+"""One in so many sequences is read by the models of its strategy even where they do not pay: else none would see that
+they do again. With 32 sequences it costs some thousandths of a step."""
+
+
 class Drafts(NamedTuple):
     """What takes part in a step, and what is drafted.
 
@@ -127,6 +132,7 @@ class DraftPolicy:
         self._draft_limits = draft_limits
         self._step_times = step_times
         self._latest = StepSize(1, 1)
+        self._started, self._read_anyway = 0, set[Sequence]()
 
     @property
     def plain_step_seconds(self) -> float:
@@ -136,14 +142,14 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence. Its strategy may be exchanged later, between two steps."""
         sequence.drafting = DraftSession(sequence.request, sequence.stats, row=sequence)
+        self._started += 1
+        if self._started % _READ_ANYWAY == 0:
+            self._read_anyway.add(sequence)
         self._begin(sequence, sequence.drafting)
 
     def _begin(self, sequence: Sequence, session: DraftSession) -> None:
         request = sequence.request
         alike = request.tenant, request.arm, request.drafting.strategy, request.drafting.options
-        if isinstance(sequence.strategy, AsksModels) and request.drafting.max_nodes:
-            for model in sequence.strategy.models:
-                model.open(sequence)
         self.drafts.begin(session, sequence.strategy, alike, sequence.output)
 
     def _current(self, sequence: Sequence) -> DraftSession:
@@ -158,6 +164,7 @@ class DraftPolicy:
         if sequence.drafting is not None:
             self.drafts.end(self._current(sequence))
             sequence.drafting = None
+            self._read_anyway.discard(sequence)
             for model in self._models:
                 model.close(sequence)
 
@@ -202,6 +209,8 @@ class DraftPolicy:
         Args:
             prompts_wait: as `SchedulerOutput.prompts_wait`.
         """
+        if self._models:
+            self._choose_models(plan)
         scheduled, asks, constrained = list[ScheduledSequence](), list[Ask](), dict[int, _DraftConstraints]()
         max_depths: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
@@ -239,6 +248,26 @@ class DraftPolicy:
         context = sum(work.tokens * work.sequence.committed for work in scheduled) // tokens
         worthwhile = self.drafts.worthwhile(trees, tokens, context)
         return Drafts(scheduled, worthwhile.trees, max_depths, worthwhile.min_score)
+
+    def _choose_models(self, plan: SequenceOf[ScheduledSequence]) -> None:
+        """Lets models read what those sequences write that may ask them in steps of as many as this one has, and not
+        what those write that would not in steps of half as many: so it does not change from step to step."""
+        rows, chosen = len(plan), dict[int, tuple[SequenceOf[Any], SequenceOf[Any]]]()
+        for model in self._models:
+            model.shares.rows = rows
+        for sequence, _ in plan:
+            self._current(sequence)
+            strategy, drafts = sequence.strategy, sequence.request.drafting.max_nodes and _drafter(sequence).active
+            if not drafts or not isinstance(strategy, AsksModels):
+                continue
+            if id(strategy) not in chosen:
+                chosen[id(strategy)] = _models_for(strategy, rows), _models_for(strategy, -(-rows // 2))
+            opened, kept = chosen[id(strategy)]
+            for model in strategy.models:
+                if rows == 1 or sequence in self._read_anyway or model in opened:
+                    model.open(sequence)
+                elif model not in kept:
+                    model.pause(sequence)
 
     def follows(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step of these, which decode, can be drafted for while their latest one is in flight."""
@@ -288,7 +317,7 @@ class DraftPolicy:
         self._latest = StepSize(batch.size, batch.rows, batch.mean_context)
         if batch.logit_rows.size == batch.size:
             for model in self._models:
-                model.observe_step(seconds)
+                model.shares.observe_step(batch.rows, seconds)
         if self._step_times is None or batch.logit_rows.size != batch.size:
             self.drafts.observe_step(self._latest, None)
             return
@@ -382,6 +411,15 @@ def _constrained(trees: DraftTrees, rows: dict[int, _DraftConstraints]) -> Draft
         tree = merged([DraftTree.of(forced), each[row]]) if forced else each[row]
         each[row] = (tree if branches else best_chain(tree)).pruned(nodes)
     return DraftTrees.of(each)
+
+
+def _models_for(strategy: AsksModels, rows: int) -> SequenceOf[Any]:
+    """What it wants to read for steps of so many rows; all that it has if it fails."""
+    try:
+        return strategy.models_for(rows)
+    except Exception:
+        _log.exception("%r failed to choose models", strategy)
+        return strategy.models
 
 
 def _may_skip(work: ScheduledSequence) -> bool:

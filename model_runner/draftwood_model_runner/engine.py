@@ -98,6 +98,9 @@ class Engine:
         block = BLOCK if step_times is not None and step_times.per_padding else 1
         self._scheduler = Scheduler(self._pool, max_running, chunk, shared_chunk, config.tenant_weights, block)
         self.model_drafts = model_drafts(model, self._runner, config)
+        for drafts in self.model_drafts.values():
+            if step_times is not None:
+                drafts.measure(step_times, max_running)
         self._policy = DraftPolicy(
             model.vocab_size, self._runner.draft_limits, step_times, watchdog, [*self.model_drafts.values()]
         )

@@ -13,11 +13,9 @@ pages. A model that is small enough to draft reads its weights for longer than i
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,9 +23,13 @@ import numpy.typing as npt
 
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.runners.base import HeadParts, Runner, StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sequence import Sequence
+from draftwood_model_runner.step_measuring import LevelShares
+from draftwood_model_runner.tree_growth import Logits, TreeGrowth
 from draftwood_strategies.arrays import Float32Array, Int32Array
-from draftwood_strategies.draft import DraftTrees
+from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.draft_engine.step_times import MeasuredStepTimes
 
 LogProbabilities: TypeAlias = Callable[[Any, Int32Array], Float32Array]
 _READ_AT_ONCE = 512
@@ -40,10 +42,6 @@ _COMBINED = 32
 1.5% of those of a model of 135 million."""
 _TOLD = 32
 """Tokens of a pass, the latest, of which it is noted whether drafts would have had them right."""
-_TIMED = 15
-"""Levels and steps, the latest, of whose times the median counts: single ones wait for the rest of the machine."""
-_LEAST_TOGETHER = 1e-3
-"""Probability of the nodes of a level below which no other follows, while it is not known what levels cost."""
 
 
 class Computed(NamedTuple):
@@ -82,7 +80,7 @@ class _Row:
     unread: Float32Array | None = None
     fresh: list[Any] = field(default_factory=list)
     last: Float32Array | None = None
-    roots: _Logits | None = None
+    roots: Logits | None = None
     agreed_from: int = 0
     agreed: list[bool] = field(default_factory=list)
 
@@ -110,29 +108,50 @@ class ModelDrafts:
         self._head = head
         self._rows: dict[Sequence, _Row] = {}
         self._complete = np.zeros(runner.pages, np.bool_)
-        self._step_seconds, self._level_seconds = deque[float](maxlen=_TIMED), deque[float](maxlen=_TIMED)
+        self._failed: set[Sequence] = set()
+        self.shares = LevelShares()
 
     def open(self, sequence: Sequence) -> None:
-        """A sequence may be drafted for from now on, until `close`."""
-        self._rows.setdefault(sequence, _Row())
+        """Reads what a sequence writes from now on, until `pause` or `close`; not if it failed for it."""
+        if sequence not in self._failed:
+            self._rows.setdefault(sequence, _Row())
 
-    def close(self, sequence: Sequence) -> None:
-        """Forgets a sequence; does nothing for one that is not open."""
+    def pause(self, sequence: Sequence) -> None:
+        """Reads no further until a sequence is opened again. Does nothing for one that is not open."""
         self._rows.pop(sequence, None)
 
+    def close(self, sequence: Sequence) -> None:
+        """Forgets a sequence that needs no drafts any more."""
+        self._failed.discard(sequence)
+        self.pause(sequence)
+
     def forget(self, sequences: SequenceOf[Sequence]) -> None:
-        """A step of these failed: they are closed, and nothing is known of any page."""
+        """A step of these failed: there are no drafts for them any more, and nothing is known of any page."""
         self._complete[:] = False
         for sequence in sequences:
-            self.close(sequence)
+            if self._rows.pop(sequence, None) is not None:
+                self._failed.add(sequence)
 
     def check(self, live: SequenceOf[Sequence]) -> None:
-        """Asserts that live sequences alone are open."""
-        assert self._rows.keys() <= {*live}
+        """Asserts that live sequences alone are known."""
+        assert self._rows.keys() | self._failed <= {*live}
 
-    def observe_step(self, seconds: float) -> None:
-        """A step of the target that only decoded took so long."""
-        self._step_seconds.append(seconds)
+    def measure(self, step_times: MeasuredStepTimes, most_rows: int) -> None:
+        """Measures what levels cost, before there are sequences."""
+        self.shares = LevelShares.measured(self._level_seconds, step_times, most_rows)
+
+    def _level_seconds(self, rows: int) -> float:
+        """What a level takes of so many rows, on dummy tokens."""
+        size = self._runner.page_size
+        tables = [np.array([2 * i, 2 * i + 1], np.int32) % self._runner.pages for i in range(rows)]
+        tree = DraftTree.of([0] * self._width, [-1] * self._width)
+        batch = lay_out([BatchRow(table, size, np.zeros(1, np.int32), tree, logits_from=1) for table in tables])
+        features = None
+        if self._head is not None:
+            features = self._features(batch.tokens, np.zeros((batch.size, self._head.width), np.float32))
+        started = time.perf_counter()
+        self._pass(replace(batch, is_dummy=True, features=features))
+        return time.perf_counter() - started
 
     def reads_features(self, sequences: SequenceOf[Sequence]) -> bool:
         """Whether it reads features of a step of the target that computes these."""
@@ -159,10 +178,11 @@ class ModelDrafts:
         if behind:
             self._read(behind)
 
-    def level_share(self) -> float:
-        if not self._step_seconds or not self._level_seconds:
-            return 0.0
-        return median(self._level_seconds) / median(self._step_seconds)
+    def level_share(self, rows: int | None = None) -> float:
+        return self.shares.at(rows)
+
+    def reads(self, row: Sequence) -> bool:
+        return row in self._rows or row in self._failed
 
     def position(self, row: Sequence) -> int:
         return row.length
@@ -186,13 +206,13 @@ class ModelDrafts:
         drafted = [i for i, roots in enumerate(behind) if levels[i] and roots and not self._unread(rows[i])]
         if not drafted:
             return DraftTrees.empty(len(rows))
-        roots = _Logits.joined([roots for i in drafted if (roots := behind[i]) is not None])
-        tree = _Growth(roots, self._width, levels[drafted], least[drafted], self._room([rows[i] for i in drafted]))
+        roots = Logits.joined([roots for i in drafted if (roots := behind[i]) is not None])
+        tree = TreeGrowth(roots, self._width, levels[drafted], least[drafted], self._room([rows[i] for i in drafted]))
         while (active := tree.next_level()).size:
             tree.add(active, self._level([rows[drafted[i]] for i in active.tolist()], tree, active))
             passes += 1
         if passes and max(unread) <= _TOLD:  # reading more takes longer than a level
-            self._level_seconds.append((time.perf_counter() - started) / passes)
+            self.shares.observe_level((time.perf_counter() - started) / passes)
         return DraftTrees.scattered([(drafted, tree.best(budgets[drafted]))], len(rows))
 
     def _unread(self, sequence: Sequence) -> int:
@@ -200,10 +220,11 @@ class ModelDrafts:
         if (row := self._rows.get(sequence)) is None:
             raise ModelError("the draft model failed in an earlier step of this sequence")
         self._follow_pages(sequence, row)
-        return self._readable(sequence, row) - row.computed
+        return max(0, self._readable(sequence, row) - row.computed)
 
     def _readable(self, sequence: Sequence, row: _Row) -> int:
-        """Entries that can be computed by now. Behind a window, a long prompt gets its pages step by step."""
+        """Entries that can be computed by now. Behind a window, a long prompt gets its pages step by step. Of a head that
+        begins in the middle of a page, where nothing is kept, fewer than count as computed."""
         if self._head is None:
             return min(sequence.length, sequence.kv.pages.size * self._runner.page_size)
         return min(row.computed + row.kept, sequence.length - 1)
@@ -319,7 +340,7 @@ class ModelDrafts:
         size = self._runner.page_size
         return np.array([s.kv.pages.size * size - self._rows[s].computed for s in sequences], np.int32)
 
-    def _level(self, sequences: SequenceOf[Sequence], tree: _Growth, active: npt.NDArray[np.int64]) -> _Logits:
+    def _level(self, sequences: SequenceOf[Sequence], tree: TreeGrowth, active: npt.NDArray[np.int64]) -> Logits:
         """Predictions behind the nodes that some rows of a tree follow, and what these hand on."""
         nodes, rows = tree.followed, [self._rows[sequence] for sequence in sequences]
         per_row, ahead = 1 + nodes, int(self._head is not None)
@@ -363,10 +384,6 @@ class ModelDrafts:
         firsts = np.array([self._rows[sequence].first for sequence in sequences], np.int32)
         ends = -(-(contexts + cu_seqlens[1:] - cu_seqlens[:-1]) // size)
         tables = [s.kv.pages[first:end] for s, first, end in zip(sequences, firsts, ends, strict=True)]
-        features = None
-        if self._head is not None:
-            assert hidden is not None
-            features = hidden if self._head.embed is None else np.concatenate([self._head.embed(tokens), hidden], 1)
         return StepBatch(
             tokens=tokens,
             positions=positions.astype(np.int32),
@@ -376,144 +393,19 @@ class ModelDrafts:
             block_table=np.concatenate(tables),
             cu_blocks=np.cumsum([0, *map(len, tables)], dtype=np.int32),
             logit_rows=logit_rows,
-            features=features,
+            features=None if hidden is None else self._features(tokens, hidden),
         )
 
-    def _pass(self, batch: StepBatch) -> _Logits:
+    def _features(self, tokens: Int32Array, hidden: Float32Array) -> Float32Array:
+        """What a head reads of tokens, int32[n], beside their hidden states, float32[n, d]."""
+        assert self._head is not None
+        return hidden if self._head.embed is None else np.concatenate([self._head.embed(tokens), hidden], 1)
+
+    def _pass(self, batch: StepBatch) -> Logits:
         predictions = self._runner.step(batch, self._width)
         assert predictions.top_tokens is not None
         top, hidden = predictions.top_tokens[:, : self._width].copy(), predictions.features  # some runners give more
         chances = self._log_probabilities(predictions.logits, top)
         if self._head is None or hidden is None:
-            return _Logits(top, chances, None)
-        return _Logits(self._head.token_ids[top], chances, hidden.copy())
-
-
-class _Logits(NamedTuple):
-    """The most probable tokens behind r tokens of a pass.
-
-    Attributes:
-        tokens: int32[r, k], best first.
-        log_probabilities: float32[r, k].
-        hidden: float32[r, d], what a head hands on; None for a whole model.
-    """
-
-    tokens: Int32Array
-    log_probabilities: Float32Array
-    hidden: Float32Array | None
-
-    @classmethod
-    def joined(cls, parts: SequenceOf[_Logits]) -> _Logits:
-        """Those of several passes."""
-        hidden = [part.hidden for part in parts if part.hidden is not None]
-        return cls(
-            np.concatenate([part.tokens for part in parts]),
-            np.concatenate([part.log_probabilities for part in parts]),
-            np.concatenate(hidden) if hidden else None,
-        )
-
-    def part(self, rows: SequenceOf[int]) -> _Logits:
-        """Those of some of the tokens."""
-        hidden = None if self.hidden is None else self.hidden[rows]
-        return _Logits(self.tokens[rows], self.log_probabilities[rows], hidden)
-
-
-class _Growth:
-    """Trees of s rows that grow level by level; all have the same number of followed nodes.
-
-    Args:
-        roots: predictions behind the texts.
-        width: nodes that a level follows.
-        levels: int32[s], at most.
-        least: float32[s], see `ModelSource.draft`.
-        room: int32[s], nodes that can be followed at most.
-
-    Attributes:
-        followed: nodes of each row that were followed, those of the level that is being computed included.
-    """
-
-    def __init__(self, roots: _Logits, width: int, levels: Int32Array, least: Float32Array, room: Int32Array) -> None:
-        rows = roots.tokens.shape[0]
-        self.width, self.followed = width, 0
-        self._levels, self._least, self._room = levels, least, room
-        self._depth = 1
-        self._tokens, self._logs = roots.tokens, roots.log_probabilities
-        self._parents: Int32Array = np.full(roots.tokens.shape, -1, np.int32)
-        self._newest = slice(0, roots.tokens.shape[1])
-        # Of followed nodes: the column of each among all nodes, the followed node above it, its depth.
-        self._columns, self._above, self._depths = np.empty((3, rows, 0), np.int32)
-        self._roots = roots.hidden
-        self._hidden = None if roots.hidden is None else np.empty((rows, 0, roots.hidden.shape[1]), np.float32)
-
-    @property
-    def hidden_width(self) -> int:
-        return 0 if self._roots is None else int(self._roots.shape[1])
-
-    def next_level(self) -> npt.NDArray[np.int64]:
-        """Chooses what the next level follows; returns the rows that have one, none at the end."""
-        logs = self._logs[:, self._newest]
-        best = np.argsort(-logs, axis=1, kind="stable")[:, : self.width]
-        together = np.exp(np.take_along_axis(logs, best, axis=1)).sum(axis=1)
-        deeper = (self._levels > self._depth) & (together > np.maximum(self._least, _LEAST_TOGETHER))
-        active = np.flatnonzero(deeper & (self._room >= self.followed + self.width))
-        if active.size:
-            columns = (best + self._newest.start).astype(np.int32)
-            self._columns = np.concatenate([self._columns, columns], axis=1)
-            self._above = np.concatenate([self._above, self._followed_above(columns)], axis=1)
-            self._depths = np.concatenate([self._depths, np.full_like(columns, self._depth)], axis=1)
-            self.followed += self.width
-            self._depth += 1
-        return active
-
-    def _followed_above(self, columns: Int32Array) -> Int32Array:
-        """Of nodes, int32[s, width], the followed node that is their parent; -1 for the root."""
-        parents = np.take_along_axis(self._parents, columns.astype(np.int64), axis=1)
-        above: Int32Array = np.full_like(parents, -1)
-        if self.followed:
-            found = self._columns[:, None, : self.followed] == parents[:, :, None]
-            above = np.where(parents < 0, -1, found.argmax(axis=2)).astype(np.int32)
-        return above
-
-    def path_arrays(self, rows: npt.NDArray[np.int64]) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """int32[rows, followed]: tokens; parents, counted in a row of a batch behind the token of the root; depths."""
-        columns = self._columns[rows]
-        tokens = np.take_along_axis(self._tokens[rows], columns.astype(np.int64), axis=1)
-        return tokens, self._above[rows] + np.int32(1), self._depths[rows]
-
-    def hidden_of_parents(self, rows: npt.NDArray[np.int64]) -> Float32Array:
-        """float32[rows, followed, d], what the parents of followed nodes hand on."""
-        assert self._roots is not None
-        assert self._hidden is not None
-        known = np.concatenate([self._roots[:, None], self._hidden], axis=1)[rows]
-        index = (self._above[rows] + 1).astype(np.int64)
-        taken: Float32Array = np.take_along_axis(known, index[:, :, None], axis=1)
-        return taken
-
-    def add(self, rows: npt.NDArray[np.int64], logits: _Logits) -> None:
-        """The predictions behind the nodes that some rows followed latest."""
-        all_rows, width, children = self._tokens.shape[0], self.width, logits.tokens.shape[1]
-        tokens = np.zeros((all_rows, width * children), np.int32)
-        logs = np.full(tokens.shape, -np.inf, np.float32)
-        tokens[rows] = logits.tokens.reshape(rows.size, -1)
-        latest = self._columns[:, -width:]
-        above = np.take_along_axis(self._logs, latest.astype(np.int64), axis=1)[rows]
-        logs[rows] = (above[:, :, None] + logits.log_probabilities.reshape(rows.size, width, -1)).reshape(rows.size, -1)
-        self._newest = slice(self._tokens.shape[1], self._tokens.shape[1] + tokens.shape[1])
-        self._tokens = np.concatenate([self._tokens, tokens], axis=1)
-        self._logs = np.concatenate([self._logs, logs], axis=1)
-        self._parents = np.concatenate([self._parents, np.repeat(latest, children, axis=1)], axis=1)
-        if self._hidden is not None and logits.hidden is not None:
-            hidden = np.zeros((all_rows, width, self.hidden_width), np.float32)
-            hidden[rows] = logits.hidden.reshape(rows.size, width, -1)
-            self._hidden = np.concatenate([self._hidden, hidden], axis=1)
-
-    def best(self, budgets: Int32Array) -> DraftTrees:
-        """The most probable nodes of each row, with their parents; at most `budgets`, int32[s]."""
-        ranks = np.argsort(np.argsort(-self._logs, axis=1, kind="stable"), axis=1)
-        taken = (ranks < budgets[:, None]) & np.isfinite(self._logs)
-        places = np.cumsum(taken, axis=1, dtype=np.int32) - np.int32(1)
-        above = np.take_along_axis(places, np.maximum(self._parents, 0).astype(np.int64), axis=1)
-        parents = np.where(self._parents < 0, -1, above).astype(np.int32)
-        offsets = np.concatenate([[0], np.cumsum(taken.sum(axis=1))]).astype(np.int32)
-        scores = np.exp(np.minimum(self._logs, 0.0)).astype(np.float32)
-        return DraftTrees(self._tokens[taken], parents[taken], scores[taken], offsets)
+            return Logits(top, chances, None)
+        return Logits(self._head.token_ids[top], chances, hidden.copy())

@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
+from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -47,6 +50,15 @@ _MIN_COST = 0.02
 """Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
 _PADDING_SECONDS, _MIN_PADDING_COST = 1.0, 0.1
 """Seconds after which no further steps show what padding costs, and the share of a step from which it has a cost."""
+_LEVEL_ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of the levels that are timed."""
+_LEVEL_SECONDS = 0.3
+"""Seconds after which no further round of these begins."""
+_LATEST, _LEAST_STEPS = 15, 3
+"""Steps of the target, the latest, of whose times the median counts, and of how many at least: single ones wait for the
+rest of the machine."""
+_SMOOTHING = 0.1
+"""Weight of the latest step's levels in what is known of them. Not tuned."""
 _KEPT_SECONDS, _FASTER = 0.3, 0.85
 """Seconds after which no further round compares steps with kept times, and how many times as long as these a step takes
 that shows them to be of a machine that was busy."""
@@ -280,3 +292,63 @@ def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> Con
     single, several = (max(seconds - curve.at(n), 0.0) / beyond for n, seconds in zip(sizes, long, strict=True))
     per_token = max(several - single, 0.0) / (tokens - 1)
     return ContextCost(per_sequence=max(single - per_token, 0.0), per_token=per_token)
+
+
+class LevelShares:
+    """What a level of a model's drafts costs as a share of a step of the target, by the rows of the step.
+
+    With many rows a level takes longer, and so does a step that verifies a node more of each. Both are measured at
+    start, since a level that is not asked for shows nothing, and shares are corrected by the steps that have levels.
+
+    Args:
+        step_times: of the target; None where all drafts are verified: then nodes cost nothing.
+        shares: by rows, of a level alone; none if unknown.
+
+    Attributes:
+        rows: of the step that is drafted for.
+    """
+
+    def __init__(
+        self, step_times: MeasuredStepTimes | None = None, shares: Mapping[int, float] = MappingProxyType({})
+    ) -> None:
+        self.rows = 1
+        self._step_times = step_times
+        self._of_rows = np.array([*shares] or [*_LEVEL_ROWS], np.float64)
+        self._shares = np.array([*shares.values()] or [0.0] * len(_LEVEL_ROWS))
+        self._latest = deque[float](maxlen=_LATEST)
+        self._latest_rows = 0
+
+    @classmethod
+    def measured(cls, level: Callable[[int], float], step_times: MeasuredStepTimes, most_rows: int) -> LevelShares:
+        """Those of `level(n)`, which computes a level of n rows and returns the seconds that it took."""
+        rows = [n for n in _LEVEL_ROWS if n < most_rows] + [min(most_rows, _LEVEL_ROWS[-1])]
+        level(rows[-1])  # the first run of all pays for allocations
+        seconds = _fastest([partial(level, n) for n in rows for _ in range(2)], _LEVEL_SECONDS)[1::2]
+        return cls(step_times, {n: taken / step_times.at(n, n) for n, taken in zip(rows, seconds, strict=True)})
+
+    def at(self, rows: int | None = None) -> float:
+        """The share of a level and of verifying a node of each row, see `ModelSource.level_share`."""
+        rows = self.rows if rows is None else rows
+        share = float(np.interp(rows, self._of_rows, self._shares))
+        if self._step_times is None:
+            return share
+        one, two = self._step_times.at(rows, rows), self._step_times.at(2 * rows, rows)
+        return share + (two - one) / one
+
+    def observe_step(self, rows: int, seconds: float) -> None:
+        """A step of the target that only decoded took so long."""
+        if rows != self._latest_rows:
+            self._latest.clear()
+            self._latest_rows = rows
+        self._latest.append(seconds)
+
+    def observe_level(self, seconds: float) -> None:
+        """A level of the step that is drafted for took so long."""
+        if self.rows != self._latest_rows or len(self._latest) < _LEAST_STEPS:
+            return
+        share = seconds / median(self._latest)
+        if not self._shares.any():
+            self._shares[:] = share
+        nearest = int(np.abs(np.log(self._of_rows / self.rows)).argmin())
+        before = self._shares[nearest]
+        self._shares[nearest] += _SMOOTHING * (min(max(share, before / 2), 2 * before) - before)

@@ -411,6 +411,9 @@ class AsksModels(Protocol):
     models: SequenceOf[Any]
     """Of the host, see `draftwood_strategies.model_drafts.ModelSource`."""
 
+    def models_for(self, rows: int) -> SequenceOf[Any]:
+        """Those of `models` that should read what sequences write in steps of so many rows, as their drafts may pay."""
+
     def propose_asking(self, drafters: SequenceOf[Any], budgets: Int32Array) -> Proposing:
         """As `BatchStrategy.propose_all`."""
 

@@ -29,6 +29,8 @@ _WINDOW = 200.0
 """Observations that a mean is taken over, about: more would follow a tenant's text too slowly. Not tuned."""
 _RIGHT, _PRIOR = 0.5, 4.0
 """How often a level is right before anything is known, and how many observations that counts as."""
+_LEAST_GAIN = 0.03
+"""Of tokens a second, from which on a model reads what is written, which takes a share of each step. Not tuned."""
 _ALSO_RIGHT = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9])
 """How often others are right as well where the model is, before anything is known, by what they promise."""
 
@@ -36,8 +38,15 @@ _ALSO_RIGHT = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9])
 class ModelSource(Protocol):
     """A model of the host that drafts for its rows."""
 
-    def level_share(self) -> float:
-        """What a level of the drafts of a step costs, as a share of a step of the target; 0 while unknown."""
+    def level_share(self, rows: int | None = None) -> float:
+        """What a level costs in a step whose drafts have one level more, as a share of the step; 0 while unknown.
+
+        Args:
+            rows: that share the step; None for as many as share the one that is drafted for.
+        """
+
+    def reads(self, row: Any) -> bool:
+        """Whether it reads what the row writes, so that it can draft for it."""
 
     def draft(self, rows: SequenceOf[Any], budgets: Int32Array, levels: Int32Array, least: Float32Array) -> DraftTrees:
         """A draft tree for each row.
@@ -99,19 +108,27 @@ class ModelStrategy:
         Args:
             others: a draft for each drafter.
         """
-        if any(drafter.row is None for drafter in drafters):  # without a host, as in a warm-up of strategies
+        # Without a row, as in a warm-up of strategies, there is no host.
+        reading = [i for i, one in enumerate(drafters) if one.row is not None and self._source.reads(one.row)]
+        if not reading:
             return DraftTrees.empty(len(drafters))
-        promised = promises(others)
+        promised = promises(others)[reading]
         bins = np.searchsorted(_BIN_STARTS, promised, side="right")
         levels, least = self.gains.worthwhile(bins, promised, self._source.level_share())
-        rows = [drafter.row for drafter in drafters]
-        trees = (yield ModelAsk(self._source, rows, budgets, levels, least)).trees
-        for i, drafter in enumerate(drafters):
+        rows = [drafters[i].row for i in reading]
+        trees = (yield ModelAsk(self._source, rows, budgets[reading], levels, least)).trees
+        for place, i in enumerate(reading):
+            drafter = drafters[i]
             drafter.latest = Latest(
-                self._source.position(drafter.row), int(bins[i]), int(levels[i]), others[i], trees[i]
+                self._source.position(drafter.row), int(bins[place]), int(levels[place]), others[i], trees[place]
             )
             drafter.learn_unasked(*self._source.agreed(drafter.row))
-        return trees
+        return DraftTrees.scattered([(reading, trees)], len(drafters))
+
+    def models_for(self, rows: int) -> list[ModelSource]:
+        """See `AsksModels`."""
+        share = self._source.level_share(rows)
+        return self.models if self.gains.gain(share) >= _LEAST_GAIN else []
 
     def observe_all(
         self,
@@ -168,10 +185,11 @@ class ModelDrafter:
         if latest is None or not self._learns:
             return
         others = right_levels(latest.others.tokens, latest.others.parents, accepted)
+        self._strategy.gains.count(latest.bin)
         if latest.levels:
-            # What the host did not verify gained nothing, were it right or not.
-            own = min(right_levels(latest.own.tokens, latest.own.parents, accepted), accepted.shape[0] - 1)
-            self._strategy.gains.learn(latest.bin, latest.levels, others, own)
+            # Right is also what the host did not verify: its time counts before it is asked for, see `level_share`.
+            own = right_levels(latest.own.tokens, latest.own.parents, accepted)
+            self._strategy.gains.learn(latest.bin, min(latest.levels, accepted.shape[0]), others, own)
         else:
             self._unasked[latest.position] = latest.bin, others
 
@@ -198,6 +216,7 @@ class LevelGains:
         shape = (_BINS, depth)
         self._right, self._right_seen = np.full(shape, _RIGHT), np.full(shape, _PRIOR)
         self._also, self._also_seen = np.tile(_ALSO_RIGHT[:, None], depth), np.full(shape, _PRIOR)
+        self._drafts = np.eye(1, _BINS)[0]
 
     @property
     def gained(self) -> Float64Array:
@@ -220,12 +239,26 @@ class LevelGains:
         best = rates[np.arange(levels.shape[0]), levels]
         return levels.astype(np.int32), (share * best).astype(np.float32)
 
+    def gain(self, share: float) -> float:
+        """How many more tokens a second the latest drafts would have brought with the best number of levels each, as a
+        share of what they bring without, if a level takes this share of a step."""
+        bins, promised = np.arange(_BINS), np.append(np.float32(0.0), _BIN_STARTS.astype(np.float32))
+        levels, _ = self.worthwhile(bins, promised, share)
+        tokens = self._drafts @ (1.0 + promised + self.gained[bins, levels])
+        seconds = self._drafts @ (1.0 + share * levels) / self._drafts.sum()
+        return float(tokens / seconds / (self._drafts @ (1.0 + promised))) - 1.0
+
+    def count(self, bin: int) -> None:
+        """Counts a draft, beside others that promised as much."""
+        self._drafts *= 1.0 - 1.0 / _WINDOW
+        self._drafts[bin] += 1.0
+
     def learn(self, bin: int, levels: int, others: int, own: int) -> None:
         """Counts a verified draft.
 
         Args:
             bin: of what others promised.
-            levels: that the model was asked for.
+            levels: that the model was asked for, and of which it is known whether they were right.
             others, own: how many levels of the drafts of others and of the model were right.
         """
         for level in range(min(own + 1, levels)):

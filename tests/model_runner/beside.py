@@ -48,6 +48,6 @@ def assert_no_faults(sequences: Iterable[Sequence]) -> None:
 def create_beside(engine: Engine, name: str, **options: Any) -> Strategy:
     """A strategy that may draft by the models of an engine, for which their levels cost nothing from now on."""
     for drafts in engine.model_drafts.values():
-        drafts.level_share = lambda: 0.0  # type: ignore[method-assign]
+        drafts.level_share = lambda rows=None: 0.0  # type: ignore[method-assign]
     with model_strategies(engine):
         return create(name, **options)

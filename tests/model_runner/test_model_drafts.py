@@ -216,6 +216,41 @@ def test_drafts_stay_right_after_pauses(name: str, runner: str, tmp_path: Path) 
         assert sequence.stats.accepted_tokens > sequence.stats.decode_steps
 
 
+@pytest.mark.parametrize(("name", "runner"), [("draft_model", "openvino"), ("head", "openvino"), ("head", "torch")])
+def test_a_model_reads_what_few_sequences_write_and_not_what_many_write(name: str, runner: str, tmp_path: Path) -> None:
+    """One sequence drafts until others begin, which are never read, and again as soon as it is alone."""
+    if name == "head":
+        model, module, prompts = with_knowing_head(tmp_path, runner), permuting_model(), SHORT_AND_LONG
+    else:
+        model, module = drafting_for_itself(served("bundled", runner)), reference("bundled")
+        prompts = asked(model)
+    engine = engine_of(model, NODES, max_running=4)
+    strategy, drafts = create_beside(engine, name), engine.model_drafts[name]
+    vars(drafts)["level_share"] = lambda rows=None: 0.1 if (rows or drafts.shares.rows) < 2 else 9.0
+    first, *others = batch_of(prompts, StopParams(90), strategy=strategy, max_draft_nodes=NODES)
+    engine.add(first)
+    for _ in range(4):
+        engine.step()
+    assert first.stats.accepted_tokens > 6
+    for sequence in others:
+        sequence.request = replace(sequence.request, stop=StopParams(8))
+        engine.add(sequence)
+    engine.step()
+    before = first.stats.accepted_tokens
+    while engine.running > 1:
+        assert [drafts.reads(sequence) for sequence in (first, *others)] == [False] * 3
+        engine.step()
+        engine.check()
+    assert first.stats.accepted_tokens == before
+    run(engine)
+    assert_no_faults([first, *others])
+    assert first.output == generate(module, prompts[0], 90)
+    assert first.stats.accepted_tokens > before + 20
+    for sequence, prompt in zip(others, prompts[1:], strict=True):
+        assert sequence.output == generate(module, prompt, 8)
+        assert sequence.stats.accepted_tokens == 0
+
+
 def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
     """They were computed for it, then written by a request without drafts, and found by one with drafts."""
     model = drafting_for_itself(served("bundled", "openvino"))

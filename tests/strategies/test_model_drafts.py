@@ -35,6 +35,7 @@ class Model:
         error: what it raises then.
         seconds: that a call takes.
         read: tokens of each row that it has read.
+        unread: rows that it does not read.
     """
 
     def __init__(self, right: int, share: float) -> None:
@@ -45,9 +46,13 @@ class Model:
         self.error: Exception = RuntimeError("broken model")
         self.seconds = 0.0
         self.read: dict[int, int] = {}
+        self.unread: list[Any] = []
 
-    def level_share(self) -> float:
+    def level_share(self, rows: int | None = None) -> float:
         return self.share
+
+    def reads(self, row: Any) -> bool:
+        return row not in self.unread
 
     def draft(self, rows: Sequence[Any], budgets: Int32Array, levels: Int32Array, least: Float32Array) -> DraftTrees:
         self.asked = levels.tolist()
@@ -122,6 +127,39 @@ def test_where_others_promise_a_long_text_it_is_left_out_and_elsewhere_it_is_ask
     assert model.asked == [2]
     propose(strategy, drafter, DraftTree.of(list(range(row.position, row.position + 8)), scores=[0.99] * 8))
     assert model.asked == [0]
+
+
+def test_rows_that_the_model_does_not_read_go_without_it() -> None:
+    model = Model(right=2, share=0.1)
+    strategy = ModelStrategy(model)
+    (first, _), (second, row) = drafter_of(strategy), drafter_of(strategy)
+    model.unread = [row]
+    trees = strategy.propose_all([second, first, second], np.full(3, 16, np.int32))
+    assert model.calls == [1]
+    assert [len(tree) > 0 for tree in trees] == [False, True, False]
+    assert second.latest is None
+    assert not strategy.propose_all([second], np.full(1, 16, np.int32)).tokens.size
+    assert model.calls == [1]
+
+
+def test_a_model_reads_where_it_may_save_more_than_reading_takes() -> None:
+    """As far as is known of this tenant; what is right counts whether or not the host verified it."""
+    model = Model(right=3, share=0.1)
+    strategy = ModelStrategy(model)
+    assert strategy.models_for(8) == [model]
+    model.share = 0.6
+    assert strategy.models_for(8) == []
+    drafter, row = drafter_of(strategy)
+    model.share = 0.1
+    for _ in range(60):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    assert strategy.gains.gained[0, 1] > 0.8
+    model.share = 0.6
+    assert strategy.models_for(8) == [model]
+    model.right, model.share = 0, 0.1
+    for _ in range(400):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    assert strategy.models_for(8) == []
 
 
 def test_tenants_count_for_themselves_and_a_drafter_that_must_not_learn_counts_nothing() -> None:

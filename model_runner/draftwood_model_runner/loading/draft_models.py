@@ -119,7 +119,7 @@ def head_drafter(head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel,
         raise InvalidValueError(
             "draft_head", name, f"it must be one that the model's runner computes: {error}"
         ) from error
-    return DraftModel(name_of(name), factory, HeadParts(combine, embed, token_ids), parameters)
+    return DraftModel(name_of(name), factory, HeadParts(combine, embed, token_ids, head.config.hidden_size), parameters)
 
 
 def _taken_over(

@@ -183,11 +183,13 @@ class HeadParts(NamedTuple):
             `StepInFlight.features` or of `Predictions.features`.
         embed: float32[n, d], the embeddings of int32[n] tokens; None if its runner has them.
         token_ids: int32[v], the target's token for each of the head's.
+        width: d, of a hidden state.
     """
 
     combine: Callable[[SequenceOf[Any]], Float32Array]
     embed: Callable[[Int32Array], Float32Array] | None
     token_ids: Int32Array
+    width: int
 
 
 class KVCompaction(NamedTuple):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.runners.base import Predictions, StepBatch
-from draftwood_model_runner.step_measuring import known_step_times, measure_steps
+from draftwood_model_runner.step_measuring import LevelShares, known_step_times, measure_steps
+from draftwood_strategies.draft_engine.step_times import MeasuredStepTimes, StepTimeCurve
 
 
 class _TimedRunner:
@@ -122,3 +123,31 @@ def test_without_room_for_the_file_the_engine_starts(starts: _Starts, caplog: py
     with caplog.at_level(logging.WARNING):
         starts.start()
     assert "step times are not kept" in caplog.text
+
+
+def test_what_levels_cost_is_measured_by_rows_and_corrected_by_steps_of_as_many() -> None:
+    """A node more of each of 8 sequences takes 4 ms of 24, of one 0.5 of 20.5."""
+    times = MeasuredStepTimes(StepTimeCurve({1: 0.0205, 2: 0.021, 8: 0.024, 16: 0.028}))
+    shares = LevelShares.measured(lambda rows: 0.002 + 0.00025 * rows, times, most_rows=8)
+    assert shares.at() == shares.at(1) == pytest.approx((0.00225 + 0.0005) / 0.0205)
+    assert shares.at(8) == pytest.approx((0.004 + 0.004) / 0.024)
+    assert shares.at(1) < shares.at(6) < shares.at(8)
+    alone, shares.rows = shares.at(1), 8
+    shares.observe_level(0.02)  # no step of as many rows is known
+    assert shares.at() == pytest.approx(0.008 / 0.024)
+    for _ in range(100):
+        shares.observe_step(8, 0.04)
+        shares.observe_level(0.02)
+    assert shares.at() == pytest.approx(0.5 + 0.004 / 0.024, rel=1e-3)
+    assert shares.at(1) == alone
+    shares.observe_level(10.0)  # a stall of the machine
+    assert shares.at() < 0.6 + 0.004 / 0.024
+
+
+def test_without_step_times_what_levels_cost_is_known_from_the_first_ones_on() -> None:
+    shares = LevelShares()
+    assert shares.at() == 0.0
+    for _ in range(3):
+        shares.observe_step(1, 0.04)
+    shares.observe_level(0.01)
+    assert shares.at(1) == shares.at(16) == 0.25
