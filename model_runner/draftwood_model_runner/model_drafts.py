@@ -223,8 +223,8 @@ class ModelDrafts:
         return max(0, self._readable(sequence, row) - row.computed)
 
     def _readable(self, sequence: Sequence, row: _Row) -> int:
-        """Entries that can be computed by now. Behind a window, a long prompt gets its pages step by step. Of a head that
-        begins in the middle of a page, where nothing is kept, fewer than count as computed."""
+        """Entries that can be computed by now, or fewer than are: a head that begins in the middle of a page keeps none
+        up to its end. Behind a window, a long prompt gets its pages step by step."""
         if self._head is None:
             return min(sequence.length, sequence.kv.pages.size * self._runner.page_size)
         return min(row.computed + row.kept, sequence.length - 1)
