@@ -144,7 +144,7 @@ class ModelDrafts:
         """What a level takes of so many rows, on dummy tokens."""
         size = self._runner.page_size
         tables = [np.array([2 * i, 2 * i + 1], np.int32) % self._runner.pages for i in range(rows)]
-        tree = DraftTree.of([0] * self._width, [-1] * self._width)
+        tree = DraftTree.of(list(range(self._width)), [-1] * self._width)
         batch = lay_out([BatchRow(table, size, np.zeros(1, np.int32), tree, logits_from=1) for table in tables])
         features = None
         if self._head is not None:

@@ -327,13 +327,14 @@ class LevelShares:
         return cls(step_times, {n: taken / step_times.at(n, n) for n, taken in zip(rows, seconds, strict=True)})
 
     def at(self, rows: int | None = None) -> float:
-        """The share of a level and of verifying a node of each row, see `ModelSource.level_share`."""
+        """The share of a level and of verifying one more node of each row, see `ModelSource.level_share`. The first
+        node, which may cost more, others draft as well."""
         rows = self.rows if rows is None else rows
         share = float(np.interp(rows, self._of_rows, self._shares))
         if self._step_times is None:
             return share
-        one, two = self._step_times.at(rows, rows), self._step_times.at(2 * rows, rows)
-        return share + (two - one) / one
+        plain, one, two = (self._step_times.at(n * rows, rows) for n in (1, 2, 3))
+        return share + (two - one) / plain
 
     def observe_step(self, rows: int, seconds: float) -> None:
         """A step of the target that only decoded took so long."""

@@ -127,7 +127,7 @@ def test_without_room_for_the_file_the_engine_starts(starts: _Starts, caplog: py
 
 def test_what_levels_cost_is_measured_by_rows_and_corrected_by_steps_of_as_many() -> None:
     """A node more of each of 8 sequences takes 4 ms of 24, of one 0.5 of 20.5."""
-    times = MeasuredStepTimes(StepTimeCurve({1: 0.0205, 2: 0.021, 8: 0.024, 16: 0.028}))
+    times = MeasuredStepTimes(StepTimeCurve({1: 0.0205, 2: 0.021, 8: 0.024, 24: 0.032}))
     shares = LevelShares.measured(lambda rows: 0.002 + 0.00025 * rows, times, most_rows=8)
     assert shares.at() == shares.at(1) == pytest.approx((0.00225 + 0.0005) / 0.0205)
     assert shares.at(8) == pytest.approx((0.004 + 0.004) / 0.024)
