@@ -365,15 +365,13 @@ class SourceSchedule:
     def __init__(self) -> None:
         self.suspensions: Counter[str] = Counter()
         self._suspended: dict[str, range] = {}
-        self._least_drafts = Counter[str]()
         self._seconds = defaultdict[str, float](float)
-        self._drafts, self._latest = 0, 1
+        self._drafts = 0
 
     def next(self, names: Iterable[str], drafts: int) -> list[str]:
         """Those of the sources that are asked for the next drafts, one for each sequence of a step. The others go on
         learning."""
         self._drafts += drafts
-        self._latest = drafts
         return self._active(names)
 
     def charge(self, name: str, seconds: float) -> None:
@@ -381,8 +379,7 @@ class SourceSchedule:
         self._seconds[name] += _SMOOTHING * (seconds - self._seconds[name])
 
     def suspend_slowest(self, names: SequenceOf[str], has_table: bool) -> bool:
-        """Suspends the source that takes longest, for the drafts of all sequences; false if it is the last one. Steps
-        of fewer than half as many drafts ask it all the same: what costs too much for many may pay for one."""
+        """Suspends the source that takes longest, for the drafts of all sequences; false if it is the last one."""
         active = self._active(names)
         if not active or len(active) + has_table < 2:
             return False
@@ -391,7 +388,6 @@ class SourceSchedule:
         if before is not None and self._drafts - before.stop < len(before):
             drafts = min(2 * len(before), _LONGEST_SUSPENDED)
         self._suspended[name] = range(self._drafts, self._drafts + drafts)
-        self._least_drafts[name] = -(-self._latest // 2)
         self.suspensions[name] += 1
         return True
 
@@ -400,8 +396,4 @@ class SourceSchedule:
         return max(names, key=self._seconds.__getitem__)
 
     def _active(self, names: Iterable[str]) -> list[str]:
-        return [
-            name
-            for name in names
-            if self._drafts not in self._suspended.get(name, ()) or self._latest < self._least_drafts[name]
-        ]
+        return [name for name in names if self._drafts not in self._suspended.get(name, ())]

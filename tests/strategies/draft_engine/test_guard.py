@@ -414,17 +414,6 @@ def test_a_slow_part_of_a_hybrid_is_suspended_for_all_sequences_and_tried_again(
     assert (strategy.failures, caplog.records) == ({}, [])
 
 
-def test_a_source_that_is_suspended_with_many_sequences_is_asked_with_few() -> None:
-    schedule, names = hybrid_module.SourceSchedule(), ["quick", "slow"]
-    assert schedule.next(names, 8) == names
-    schedule.charge("slow", 1.0)
-    assert schedule.suspend_slowest(names, has_table=False)
-    assert [schedule.next(names, drafts) for drafts in (8, 4, 3, 1, 5)] == [
-        ["quick"], ["quick"], names, names, ["quick"]
-    ]  # fmt: skip
-    assert not schedule.suspend_slowest(names, has_table=False), "one that is asked must be left"
-
-
 class InBatches(FakeStrategy):
     """Starts these drafters one after the other, and fails as a whole where one takes part that does."""
 
