@@ -187,9 +187,9 @@ class ModelDrafter:
         others = right_levels(latest.others.tokens, latest.others.parents, accepted)
         self._strategy.gains.count(latest.bin)
         if latest.levels:
-            # Right is also what the host did not verify: its time counts before it is asked for, see `level_share`.
-            own = right_levels(latest.own.tokens, latest.own.parents, accepted)
-            self._strategy.gains.learn(latest.bin, min(latest.levels, accepted.shape[0]), others, own)
+            # What the host did not verify gained nothing, were it right or not.
+            own = min(right_levels(latest.own.tokens, latest.own.parents, accepted), accepted.shape[0] - 1)
+            self._strategy.gains.learn(latest.bin, latest.levels, others, own)
         else:
             self._unasked[latest.position] = latest.bin, others
 
@@ -258,7 +258,7 @@ class LevelGains:
 
         Args:
             bin: of what others promised.
-            levels: that the model was asked for, and of which it is known whether they were right.
+            levels: that the model was asked for.
             others, own: how many levels of the drafts of others and of the model were right.
         """
         for level in range(min(own + 1, levels)):

@@ -143,7 +143,7 @@ def test_rows_that_the_model_does_not_read_go_without_it() -> None:
 
 
 def test_a_model_reads_where_it_may_save_more_than_reading_takes() -> None:
-    """As far as is known of this tenant; what is right counts whether or not the host verified it."""
+    """As far as is known of this tenant."""
     model = Model(right=3, share=0.1)
     strategy = ModelStrategy(model)
     assert strategy.models_for(8) == [model]
@@ -152,7 +152,7 @@ def test_a_model_reads_where_it_may_save_more_than_reading_takes() -> None:
     drafter, row = drafter_of(strategy)
     model.share = 0.1
     for _ in range(60):
-        write(strategy, drafter, row, EMPTY_TREE, 1)
+        write(strategy, drafter, row, EMPTY_TREE, 4)
     assert strategy.gains.gained[0, 1] > 0.8
     model.share = 0.6
     assert strategy.models_for(8) == [model]
