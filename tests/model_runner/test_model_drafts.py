@@ -251,6 +251,28 @@ def test_a_model_reads_what_few_sequences_write_and_not_what_many_write(name: st
         assert sequence.stats.accepted_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "runner"), [("draft_model", "torch"), *(("head", runner) for runner in (*RUNNERS, "cuda"))]
+)
+def test_what_levels_cost_is_measured_at_the_start(name: str, runner: str, tmp_path: Path) -> None:
+    """For 1 and 2 rows, on dummy tokens that no draft has anything of."""
+    model = (
+        with_knowing_head(tmp_path, runner) if name == "head" else drafting_for_itself(taken_over(permuting_model()))
+    )
+    if runner == "cuda":
+        interpret()
+    engine = engine_of(model, NODES, max_running=2, adaptive_budget=True)
+    drafts = engine.model_drafts[name]
+    assert not drafts._complete.any()
+    assert min(drafts.level_share(rows) for rows in (1, 2)) > 0.0
+    if runner == "cuda":
+        return
+    strategy = create_beside(engine, name)
+    for sequence in batch_of(SHORT_AND_LONG, StopParams(TOKENS), strategy=strategy, max_draft_nodes=NODES):
+        run(engine, sequence)
+        assert sequence.output == generate(permuting_model(), sequence.request.prompt.tolist(), TOKENS)
+
+
 def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
     """They were computed for it, then written by a request without drafts, and found by one with drafts."""
     model = drafting_for_itself(served("bundled", "openvino"))
