@@ -217,10 +217,10 @@ class Proxy:
             pass
         finally:
             self._tasks.discard(task)
-            both = [writer, *([back] if "back" in locals() else [])]
-            for one in both:
+            ends = [writer, *([back] if "back" in locals() else [])]
+            for one in ends:
                 one.transport.abort()
-            for one in both:
+            for one in ends:
                 with contextlib.suppress(OSError):
                     await one.wait_closed()
 
