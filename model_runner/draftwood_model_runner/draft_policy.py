@@ -49,7 +49,7 @@ _LEAST_GAIN = 0.05
 
 _READ_ANYWAY = 256
 """One in so many sequences is read by the models of its strategy even where they do not pay: else none would see that
-they do again. With 32 sequences it costs some thousandths of a step."""
+they do again. Not tuned."""
 
 
 class Drafts(NamedTuple):

@@ -140,6 +140,14 @@ def with_knowing_head(folder: Path, runner: str) -> LoadedModel:
     return model
 
 
+def always_right(name: str, runner: str, folder: Path) -> tuple[LoadedModel, Any, list[tuple[int, ...]]]:
+    """A model whose drafts by a strategy are right, the module that it must write as, and prompts."""
+    if name == "head":
+        return with_knowing_head(folder, runner), permuting_model(), SHORT_AND_LONG
+    model = drafting_for_itself(served("bundled", runner))
+    return model, reference("bundled"), asked(model)
+
+
 @pytest.mark.parametrize("runner", ["openvino", "torch"])
 @pytest.mark.parametrize("chunk", [512, 8])
 def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int) -> None:
@@ -198,11 +206,7 @@ def test_a_head_that_knows_is_always_right_on_a_gpu(runner: str, tmp_path: Path)
 @pytest.mark.parametrize(("name", "runner"), [("draft_model", "openvino"), *(("head", runner) for runner in RUNNERS)])
 def test_drafts_stay_right_after_pauses(name: str, runner: str, tmp_path: Path) -> None:
     """Of three sequences one pauses for every other step at first."""
-    if name == "head":
-        model, module, prompts = with_knowing_head(tmp_path, runner), permuting_model(), SHORT_AND_LONG
-    else:
-        model, module = drafting_for_itself(served("bundled", runner)), reference("bundled")
-        prompts = asked(model)
+    model, module, prompts = always_right(name, runner, tmp_path)
     engine = engine_of(model, NODES, max_running=3)
     sequences = added(engine, prompts, name)
     for step in range(12):
@@ -220,11 +224,7 @@ def test_drafts_stay_right_after_pauses(name: str, runner: str, tmp_path: Path) 
 @pytest.mark.parametrize(("name", "runner"), [("draft_model", "openvino"), ("head", "openvino"), ("head", "torch")])
 def test_a_model_reads_what_few_sequences_write_and_not_what_many_write(name: str, runner: str, tmp_path: Path) -> None:
     """One sequence drafts until others begin, which are never read, and again as soon as it is alone."""
-    if name == "head":
-        model, module, prompts = with_knowing_head(tmp_path, runner), permuting_model(), SHORT_AND_LONG
-    else:
-        model, module = drafting_for_itself(served("bundled", runner)), reference("bundled")
-        prompts = asked(model)
+    model, module, prompts = always_right(name, runner, tmp_path)
     engine = engine_of(model, NODES, max_running=4)
     strategy, drafts = create_beside(engine, name), engine.model_drafts[name]
     vars(drafts)["level_share"] = lambda rows=None: 0.1 if (rows or drafts.shares.rows) < 2 else 9.0
