@@ -17,7 +17,7 @@ from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.auth import Role
 from draftwood_service.engine import reports as reporter
-from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
+from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer, server_credentials
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings
 from tests.certificates import make_certificate
@@ -188,3 +188,19 @@ async def test_tls_follows_a_renewed_certificate(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await asked(old)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_is_replaced_only_when_it_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise handshakes at the same time fail, and after some thousand of them gRPC ends the process by a signal."""
+    fetchers = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda first, fetch, **more: fetchers.append(fetch))
+    cert, key = make_certificate(tmp_path, "one")
+    server_credentials(Settings(tls_cert=cert, tls_key=key))
+    (fetch,) = fetchers
+    assert fetch() is None
+    renewed = make_certificate(tmp_path, "two")
+    key.unlink()
+    assert fetch() is None
+    renewed[1].replace(key)
+    renewed[0].replace(cert)
+    assert [isinstance(fetch(), grpc.ServerCertificateConfiguration), fetch()] == [True, None]

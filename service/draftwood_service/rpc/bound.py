@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -181,7 +182,9 @@ def server_credentials(settings: ListenSettings) -> grpc.ServerCredentials | Non
     files = _Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     require_pem(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     return grpc.dynamic_ssl_server_credentials(
-        files.configuration(), files.current, require_client_authentication=settings.tls_client_ca is not None
+        files.configuration(),
+        files.renewed,  # type: ignore[arg-type]  # gRPC takes None for "not changed", which its types leave out
+        require_client_authentication=settings.tls_client_ca is not None,
     )
 
 
@@ -190,8 +193,8 @@ class _Files:
         self._cert = cert
         self._key = key
         self._client_ca = client_ca
+        self._one_at_a_time = threading.Lock()
         self._stamps_served = self._stamps()
-        self._served = self.configuration()
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration(
@@ -199,16 +202,22 @@ class _Files:
             None if self._client_ca is None else _read("tls_client_ca", self._client_ca),
         )
 
-    def current(self) -> grpc.ServerCertificateConfiguration:
-        """Called by gRPC at each handshake, on one of its threads."""
-        try:
-            stamps = self._stamps()
-            if stamps != self._stamps_served:
-                self._served = self.configuration()
-                self._stamps_served = stamps
-        except (OSError, InvalidInputError):
-            pass  # only some of the files are renewed yet; a later handshake reads them all
-        return self._served
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The certificate if its files changed since the last call; called by gRPC at each handshake, on its threads.
+
+        gRPC 1.85 puts what this returns in the place of what handshakes on other threads use, without a lock: that can
+        end those with "missing selected ALPN property", and the process. So it is returned once, to one thread.
+        """
+        with self._one_at_a_time:
+            try:
+                stamps = self._stamps()
+                if stamps == self._stamps_served:
+                    return None
+                configuration = self.configuration()
+            except (OSError, InvalidInputError):
+                return None  # only some of the files are renewed yet; a later handshake reads them all
+            self._stamps_served = stamps
+            return configuration
 
     def _stamps(self) -> tuple[int, ...]:
         paths = (self._cert, self._key, self._client_ca)
