@@ -109,11 +109,16 @@ class ModelStrategy:
             others: a draft for each drafter.
         """
         # Without a row, as in a warm-up of strategies, there is no host.
-        reading = [i for i, one in enumerate(drafters) if one.row is not None and self._source.reads(one.row)]
+        asking = [i for i, one in enumerate(drafters) if one.row is not None]
+        promised = promises(others)
+        bins = np.searchsorted(_BIN_STARTS, promised, side="right")
+        for i in asking:
+            if drafters[i].learns:
+                self.gains.count(int(bins[i]))
+        reading = [i for i in asking if self._source.reads(drafters[i].row)]
         if not reading:
             return DraftTrees.empty(len(drafters))
-        promised = promises(others)[reading]
-        bins = np.searchsorted(_BIN_STARTS, promised, side="right")
+        bins, promised = bins[reading], promised[reading]
         levels, least = self.gains.worthwhile(bins, promised, self._source.level_share())
         rows = [drafters[i].row for i in reading]
         trees = (yield ModelAsk(self._source, rows, budgets[reading], levels, least)).trees
@@ -163,13 +168,14 @@ class ModelDrafter:
     """Drafts for one sequence.
 
     Attributes:
+        learns: whether its drafts count.
         row: of the host, see `follow_row`.
         latest: None before the first draft, and once it has learned what came of one.
     """
 
     def __init__(self, strategy: ModelStrategy, learns: bool = True) -> None:
         self._strategy = strategy
-        self._learns = learns
+        self.learns = learns
         self._unasked: dict[int, tuple[int, int]] = {}
         self.row: Any = None
         self.latest: Latest | None = None
@@ -182,10 +188,9 @@ class ModelDrafter:
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         latest, self.latest = self.latest, None
-        if latest is None or not self._learns:
+        if latest is None or not self.learns:
             return
         others = right_levels(latest.others.tokens, latest.others.parents, accepted)
-        self._strategy.gains.count(latest.bin)
         if latest.levels:
             # What the host did not verify gained nothing, were it right or not.
             own = min(right_levels(latest.own.tokens, latest.own.parents, accepted), accepted.shape[0] - 1)
@@ -241,12 +246,12 @@ class LevelGains:
 
     def gain(self, share: float) -> float:
         """How many more tokens a second the latest drafts would have brought with the best number of levels each, as a
-        share of what they bring without, if a level takes this share of a step."""
+        share of what they bring without, if a level takes this share of a step. Texts stay what they are: as many
+        tokens are written where others promise little."""
         bins, promised = np.arange(_BINS), np.append(np.float32(0.0), _BIN_STARTS.astype(np.float32))
         levels, _ = self.worthwhile(bins, promised, share)
-        tokens = self._drafts @ (1.0 + promised + self.gained[bins, levels])
-        seconds = self._drafts @ (1.0 + share * levels) / self._drafts.sum()
-        return float(tokens / seconds / (self._drafts @ (1.0 + promised))) - 1.0
+        slower = (1.0 + promised) * (1.0 + share * levels) / (1.0 + promised + self.gained[bins, levels])
+        return float(self._drafts.sum() / (self._drafts @ slower)) - 1.0
 
     def count(self, bin: int) -> None:
         """Counts a draft, beside others that promised as much."""

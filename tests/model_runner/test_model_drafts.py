@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from draftwood_model_runner import draft_policy
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.draft_heads import WEIGHTS, EagleHead, load_head
@@ -250,6 +251,32 @@ def test_a_model_reads_what_few_sequences_write_and_not_what_many_write(name: st
     for sequence, prompt in zip(others, prompts[1:], strict=True):
         assert sequence.output == generate(module, prompt, 8)
         assert sequence.stats.accepted_tokens == 0
+
+
+@pytest.mark.parametrize(("name", "runner"), [("draft_model", "openvino"), ("head", "openvino"), ("head", "torch")])
+def test_where_drafts_of_a_model_do_not_pay_it_reads_one_sequence_of_many(
+    name: str, runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a tenant's counts follow its text. The others are read again once that pays."""
+    monkeypatch.setattr(draft_policy, "_READ_ANYWAY", 3)
+    model, module, prompts = always_right(name, runner, tmp_path)
+    engine = engine_of(model, NODES, max_running=1)
+    strategy, drafts = create_beside(engine, name), engine.model_drafts[name]
+    shares = {"chosen by": 9.0, "of a level": 0.1}
+    vars(drafts)["level_share"] = lambda rows=None: shares["chosen by" if rows else "of a level"]
+    read = list[bool]()
+    for prompt in [*prompts, *prompts[:2]]:
+        if len(read) == 4:
+            shares["chosen by"] = 0.1
+        [sequence] = batch_of([prompt], StopParams(TOKENS), strategy=strategy, max_draft_nodes=NODES)
+        engine.add(sequence)
+        engine.step()
+        read.append(drafts.reads(sequence))
+        run(engine)
+        assert_no_faults([sequence])
+        assert sequence.output == generate(module, prompt, TOKENS)
+        assert (sequence.stats.accepted_tokens > 0) == read[-1]
+    assert read == [False, False, True, False, True]
 
 
 @pytest.mark.parametrize(("name", "runner"), [("draft_model", "torch"), *(("head", runner) for runner in RUNNERS)])
@@ -563,5 +590,6 @@ def test_features_are_combined_many_at_a_time_while_a_head_is_not_asked(
     sizes.clear()
     never = np.zeros(1, np.int32), np.zeros(1, np.float32)
     monkeypatch.setattr(LevelGains, "worthwhile", lambda gains, bins, promised, share: never)
+    monkeypatch.setattr(LevelGains, "gain", lambda gains, share: 1.0)
     answers(engine, [(1, 2, 3)], "head")
     assert sizes == [32] * (TOKENS // 32)

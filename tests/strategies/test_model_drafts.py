@@ -162,6 +162,21 @@ def test_a_model_reads_where_it_may_save_more_than_reading_takes() -> None:
     assert strategy.models_for(8) == []
 
 
+def test_what_others_promise_counts_where_nothing_reads_as_well() -> None:
+    """So a model that rests while others know the text reads again once they do not."""
+    model = Model(right=2, share=0.1)
+    strategy = ModelStrategy(model)
+    drafter, row = drafter_of(strategy)
+    for _ in range(400):
+        known = DraftTree.of(list(range(row.position, row.position + 8)), scores=[0.99] * 8)
+        write(strategy, drafter, row, known, 9)
+    assert strategy.models_for(1) == []
+    model.unread = [row]
+    for _ in range(400):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    assert strategy.models_for(1) == [model]
+
+
 def test_tenants_count_for_themselves_and_a_drafter_that_must_not_learn_counts_nothing() -> None:
     model = Model(right=0, share=0.1)
     mine, theirs = ModelStrategy(model), ModelStrategy(model)
