@@ -49,9 +49,9 @@ _LEAST_GAIN = 0.05
 
 _CHOSEN_STEPS = 16
 """For so many steps models read the same sequences, if none joins or leaves: a choice takes the host 0.25 ms."""
-_READ_ANYWAY = 256
-"""One in so many sequences is read by the models of its strategy even where they do not pay: else none would see that
-they do again. Not tuned."""
+_READ_ANYWAY, _READ_ALONE = 256, 16
+"""One in so many sequences is read by the models of its strategy even where they do not pay, and one in so many that
+have their steps alone, which costs less: else none would see that models pay again. Not tuned."""
 
 
 class Drafts(NamedTuple):
@@ -134,7 +134,7 @@ class DraftPolicy:
         self._draft_limits = draft_limits
         self._step_times = step_times
         self._latest = StepSize(1, 1)
-        self._started, self._read_anyway = 0, set[Sequence]()
+        self._started, self._read_anyway = 0, dict[Sequence, int]()
         self._chosen_for, self._chosen_steps = set[Sequence](), 0
 
     @property
@@ -146,8 +146,8 @@ class DraftPolicy:
         """Prepares to draft for a sequence. Its strategy may be exchanged later, between two steps."""
         sequence.drafting = DraftSession(sequence.request, sequence.stats, row=sequence)
         self._started += 1
-        if self._started % _READ_ANYWAY == 0:
-            self._read_anyway.add(sequence)
+        if self._started % _READ_ALONE == 0:
+            self._read_anyway[sequence] = self._started
         self._begin(sequence, sequence.drafting)
 
     def _begin(self, sequence: Sequence, session: DraftSession) -> None:
@@ -167,7 +167,7 @@ class DraftPolicy:
         if sequence.drafting is not None:
             self.drafts.end(self._current(sequence))
             sequence.drafting = None
-            self._read_anyway.discard(sequence)
+            self._read_anyway.pop(sequence, None)
             self._chosen_for.discard(sequence)
             for model in self._models:
                 model.close(sequence)
@@ -276,8 +276,11 @@ class DraftPolicy:
                 opened = _models_for(strategy, rows)
                 chosen[id(strategy)] = opened, strategy.models if rows == 1 else _models_for(strategy, -(-rows // 2))
             opened, kept = chosen[id(strategy)]
+            number = self._read_anyway.get(sequence, 1)
+            if number % (_READ_ALONE if rows == 1 else _READ_ANYWAY) == 0:
+                opened = strategy.models
             for model in self._models:
-                if model in (strategy.models if sequence in self._read_anyway else opened):
+                if model in opened:
                     model.open(sequence)
                 elif model not in kept:
                     model.pause(sequence)

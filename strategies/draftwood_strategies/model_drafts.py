@@ -29,6 +29,8 @@ _WINDOW = 200.0
 """Observations that a mean is taken over, about: more would follow a tenant's text too slowly. Not tuned."""
 _RIGHT, _PRIOR = 0.5, 4.0
 """How often a level is right before anything is known, and how many observations that counts as."""
+_DOUBT = 16.0
+"""How many observations the same counts as where it is decided whether a model reads. Not tuned."""
 _LEAST_GAIN = 0.03
 """Of tokens a second, from which on a model reads what is written, which takes a share of each step. Not tuned."""
 _ALSO_RIGHT = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9])
@@ -226,7 +228,10 @@ class LevelGains:
     @property
     def gained(self) -> Float64Array:
         """float64[bin, depth + 1], the accepted tokens that so many levels add to those of others."""
-        added = np.cumprod(self._right, axis=1) * (1.0 - self._also)
+        return self._gained(self._right)
+
+    def _gained(self, right: Float64Array) -> Float64Array:
+        added = np.cumprod(right, axis=1) * (1.0 - self._also)
         return np.concatenate([np.zeros((_BINS, 1)), np.cumsum(added, axis=1)], axis=1)
 
     def worthwhile(self, bins: Any, promised: Float32Array, share: float) -> tuple[Int32Array, Float32Array]:
@@ -238,20 +243,24 @@ class LevelGains:
             promised: float32[s], tokens that these promise.
             share: that a level takes, of the time of a step.
         """
-        tokens = 1.0 + promised[:, None] + self.gained[bins]
-        rates = tokens / (1.0 + share * np.arange(self._depth + 1))
-        levels = rates.argmax(axis=1)
-        best = rates[np.arange(levels.shape[0]), levels]
-        return levels.astype(np.int32), (share * best).astype(np.float32)
+        rates = self._rates(self.gained[bins], promised, share)
+        return rates.argmax(axis=1).astype(np.int32), (share * rates.max(axis=1)).astype(np.float32)
 
     def gain(self, share: float) -> float:
         """How many more tokens a second the latest drafts would have brought with the best number of levels each, as a
-        share of what they bring without, if a level takes this share of a step. Texts stay what they are: as many
-        tokens are written where others promise little."""
-        bins, promised = np.arange(_BINS), np.append(np.float32(0.0), _BIN_STARTS.astype(np.float32))
-        levels, _ = self.worthwhile(bins, promised, share)
-        slower = (1.0 + promised) * (1.0 + share * levels) / (1.0 + promised + self.gained[bins, levels])
+        share of what they bring without, if a level takes this share of a step.
+
+        As much of the text as before is written where others promise little. What was seen a few times counts little:
+        a model that rests learns nothing, so it must not rest for a few tokens that were wrong.
+        """
+        promised = np.append(np.float32(0.0), _BIN_STARTS.astype(np.float32))
+        likely = (self._right * self._right_seen + _RIGHT * _DOUBT) / (self._right_seen + _DOUBT)
+        slower = (1.0 + promised) / self._rates(self._gained(likely), promised, share).max(axis=1)
         return float(self._drafts.sum() / (self._drafts @ slower)) - 1.0
+
+    def _rates(self, gained: Float64Array, promised: Float32Array, share: float) -> Float64Array:
+        """float64[s, depth + 1], tokens that so many levels write in the time of a step."""
+        return (1.0 + promised[:, None] + gained) / (1.0 + share * np.arange(self._depth + 1))
 
     def count(self, bin: int) -> None:
         """Counts a draft, beside others that promised as much."""

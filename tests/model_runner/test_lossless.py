@@ -24,7 +24,7 @@ from draftwood_strategies import threads as row_threads
 from draftwood_strategies.draft_engine import engine as guarded_batches
 from draftwood_strategies.draft_engine.guard import GuardedDrafter
 from tests import phrase_book
-from tests.model_runner.beside import assert_no_faults, create_beside, served_beside
+from tests.model_runner.beside import assert_no_faults, create_beside, llama_with_head, served_beside
 from tests.model_runner.families import (
     FAMILIES,
     VOCAB,
@@ -217,7 +217,9 @@ STOP = StopParams(80)
 PENALIZED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, seed=3)
 KINDS = {"greedy": (GREEDY, False), "penalized": (PENALIZED, False), "formatted": (GREEDY, True)}
 """How tokens are chosen, and whether they are held to a grammar."""
-DRAFTERS = (*(name for name in NAMES if name != "none"), "draft_model", "oracle")
+DRAFTERS = (*(name for name in NAMES if name != "none"), "draft_model", "head", "oracle")
+BESIDE = {"draft_model": lambda: served_beside("llama"), "head": llama_with_head}
+"""The target of what drafts by a model."""
 SCARCE = {"kv_cache_tokens": 280, "prefill_chunk": 50}
 HOST_CHOOSES = {"penalized", "formatted"}
 PATHS = {
@@ -238,9 +240,9 @@ PATHS = {
     "drafted by threads": Path(drafted_by_threads, {}, without={*DRAFTERS} - {"trie", "hybrid"}),
     "chosen by threads": Path(chosen_by_threads, {"threads": 3}),
     # Only what the device chooses for stays in flight, and the fake one has no models that draft.
-    "in halves": Path(in_halves, {"max_running": 4, "prefill_chunk": 16}, without={"draft_model", *HOST_CHOOSES}),
+    "in halves": Path(in_halves, {"max_running": 4, "prefill_chunk": 16}, without={*BESIDE, *HOST_CHOOSES}),
     "in halves, preempted and paused": Path(
-        in_halves, {**SCARCE, "max_running": 4}, pauses=True, without={"draft_model", *HOST_CHOOSES}
+        in_halves, {**SCARCE, "max_running": 4}, pauses=True, without={*BESIDE, *HOST_CHOOSES}
     ),
 }
 OFTEN = ("hybrid", "draft_model", "oracle")
@@ -284,7 +286,7 @@ def test_every_path_through_the_engine(path: str, name: str, kind: str, monkeypa
     """The first sequence drafts nothing, and each further one four nodes more."""
     (lead, config, pauses, _), (sampling, formatted) = PATHS[path], KINDS[kind]
     answers, random = {prompt: answer_to(prompt, kind) for prompt in PROMPTS}, np.random.default_rng(0)
-    model = served_beside("llama") if name == "draft_model" else served("llama")
+    model = BESIDE[name]() if name in BESIDE else served("llama")
     engine = engine_of(model, 24, **{"max_running": 6, **config})
     went_there = lead(engine, monkeypatch)
     strategy = OracleStrategy(answers, VOCAB, seed=1) if name == "oracle" else create_beside(engine, name)
@@ -307,5 +309,5 @@ def test_every_path_through_the_engine(path: str, name: str, kind: str, monkeypa
     assert [sequence.output for sequence in sequences] == [*answers.values()]
     assert_no_faults(sequences)
     assert went_there(sequences)
-    if name in ("trie", *OFTEN) and path != "as far as drafts pay":
+    if name in ("trie", "head", *OFTEN) and path != "as far as drafts pay":
         assert sum(sequence.stats.draft_tokens for sequence in sequences) > 0

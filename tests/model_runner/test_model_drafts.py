@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftwood_model_runner import draft_policy
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.loading.draft_heads import WEIGHTS, EagleHead, load_head
-from draftwood_model_runner.loading.draft_models import head_drafter, model_drafter
+from draftwood_model_runner.loading.draft_heads import EagleHead, load_head
+from draftwood_model_runner.loading.draft_models import model_drafter
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, adopt
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
@@ -31,9 +29,18 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE
 from draftwood_strategies.arrays import Float32Array
 from draftwood_strategies.model_drafts import LevelGains
-from tests.draft_models import permuting_model, write_knowing_head, write_model
+from tests.draft_models import permuting_model, write_knowing_head
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
-from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself, served_beside
+from tests.model_runner.beside import (
+    assert_no_faults,
+    create_beside,
+    drafting_for_itself,
+    head_folder,
+    interpret,
+    runner_options,
+    served_beside,
+    with_head,
+)
 from tests.model_runner.families import generate, greedy, reference, served, taken_over, tiny, written_by
 from tests.model_runner.sequences import batch_of, engine_of, make_sequence, run
 from tests.model_runner.small_models import tiny_hybrid
@@ -87,53 +94,9 @@ class Passes:
         monkeypatch.setattr(ModelDrafts, "_pass", counted)
 
 
-def interpret() -> None:
-    """Lets the cuda runner compute on a CPU."""
-    # Kernels, which few tests of this file need.
-    from tests.model_runner.runners.cuda.interpreting import interpret
-
-    interpret()
-
-
 def shallow() -> Any:
     """A random model whose steps take few launches."""
     return tiny("llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
-
-
-def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, **changed: Any) -> str:
-    """A head with random weights for the bundled model."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2,
-        num_hidden_layers=1, vocab_size=vocab, max_position_embeddings=2048,
-    )  # fmt: skip
-    vars(config).update({"draft_vocab_size": drafted} | changed)
-    head = EagleHead(config)
-    head.d2t.copy_(torch.arange(drafted) * 3)
-    for weight in head.parameters():
-        torch.nn.init.normal_(weight, std=0.08) if weight.dim() > 1 else torch.nn.init.ones_(weight)
-    folder.mkdir(exist_ok=True)
-    config.to_json_file(folder / "config.json")
-    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS)
-    return str(folder)
-
-
-def runner_options(runner: str) -> dict[str, Any]:
-    if runner == "cuda":
-        interpret()
-    return {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
-
-
-def with_head(folder: str, runner: str = "openvino", module: Any = None) -> tuple[LoadedModel, EagleHead]:
-    """A model, the bundled one if there is none, with the head in a folder, and the head as it was."""
-    path = BUNDLED_MODEL if module is None else write_model(Path(folder).parent / "model", module)
-    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    config = module.config
-    head = load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
-    target = taken_over(module, feature_layers=head.feature_layers_of_target, **runner_options(runner))
-    assert target.exact == (runner == "exact")
-    drafter = head_drafter(copy.deepcopy(head), path, target, None)
-    return replace(target, drafters={"head": drafter}), head
 
 
 def with_knowing_head(folder: Path, runner: str) -> LoadedModel:
@@ -258,7 +221,7 @@ def test_where_drafts_of_a_model_do_not_pay_it_reads_one_sequence_of_many(
     name: str, runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a tenant's counts follow its text. The others are read again once that pays."""
-    monkeypatch.setattr(draft_policy, "_READ_ANYWAY", 3)
+    monkeypatch.setattr(draft_policy, "_READ_ALONE", 3)
     model, module, prompts = always_right(name, runner, tmp_path)
     engine = engine_of(model, NODES, max_running=1)
     strategy, drafts = create_beside(engine, name), engine.model_drafts[name]

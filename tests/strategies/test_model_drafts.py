@@ -162,6 +162,18 @@ def test_a_model_reads_where_it_may_save_more_than_reading_takes() -> None:
     assert strategy.models_for(8) == []
 
 
+def test_a_model_does_not_rest_for_a_few_wrong_predictions() -> None:
+    model = Model(right=0, share=0.12)
+    strategy = ModelStrategy(model)
+    drafter, row = drafter_of(strategy)
+    for _ in range(8):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    assert strategy.models_for(1) == [model]
+    for _ in range(200):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    assert strategy.models_for(1) == []
+
+
 def test_what_others_promise_counts_where_nothing_reads_as_well() -> None:
     """So a model that rests while others know the text reads again once they do not."""
     model = Model(right=2, share=0.1)
