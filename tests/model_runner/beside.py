@@ -93,7 +93,7 @@ def with_head(folder: str, runner: str = "openvino", module: Any = None) -> tupl
 def llama_with_head() -> LoadedModel:
     """The tiny Llama with a head of random weights, which is right now and then."""
     with TemporaryDirectory() as folder:
-        head = head_folder(Path(folder, "head"), VOCAB, 64, VOCAB // 3, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+        head = head_folder(Path(folder, "head"), VOCAB, 64, 64, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
         return with_head(head, "torch", reference("llama"))[0]
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import draftwood_strategies
 from draftwood_model_runner import draft_policy
 from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sampling import verification
 from draftwood_model_runner.sequence import Sequence
@@ -218,7 +219,10 @@ PENALIZED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, 
 KINDS = {"greedy": (GREEDY, False), "penalized": (PENALIZED, False), "formatted": (GREEDY, True)}
 """How tokens are chosen, and whether they are held to a grammar."""
 DRAFTERS = (*(name for name in NAMES if name != "none"), "draft_model", "head", "oracle")
-BESIDE = {"draft_model": lambda: served_beside("llama"), "head": llama_with_head}
+BESIDE: dict[str, Callable[[], LoadedModel]] = {
+    "draft_model": lambda: served_beside("llama"),
+    "head": llama_with_head,
+}
 """The target of what drafts by a model."""
 SCARCE = {"kv_cache_tokens": 280, "prefill_chunk": 50}
 HOST_CHOOSES = {"penalized", "formatted"}

@@ -18,10 +18,10 @@ from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.loading.mtp_heads import load_mtp_head
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import factory
-from tests.model_runner.beside import assert_no_faults, create_beside
+from tests.model_runner.beside import assert_no_faults, create_beside, interpret
 from tests.model_runner.families import generate, written_by
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of, run
-from tests.model_runner.test_model_drafts import answers, drafted_paths, interpret
+from tests.model_runner.test_model_drafts import answers, drafted_paths
 from tests.mtp_models import CONFIGS, LAYERS, WIDTH, Module, change_config, change_tensors, write_with_module
 
 SERVED = [
