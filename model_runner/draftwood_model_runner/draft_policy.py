@@ -50,8 +50,8 @@ _LEAST_GAIN = 0.05
 _CHOSEN_STEPS = 16
 """For so many steps models read the same sequences, if none joins or leaves: a choice takes the host 0.25 ms."""
 _READ_ANYWAY, _READ_ALONE = 256, 16
-"""One in so many sequences is read by the models of its strategy even where they do not pay, and one in so many that
-have their steps alone, which costs less: else none would see that models pay again. Not tuned."""
+"""One in so many sequences is read by models that do not pay, to see when they pay again: the first number is of
+sequences that share their steps, the second of those that have them alone, which costs less. Not tuned."""
 
 
 class Drafts(NamedTuple):
@@ -276,8 +276,8 @@ class DraftPolicy:
                 opened = _models_for(strategy, rows)
                 chosen[id(strategy)] = opened, strategy.models if rows == 1 else _models_for(strategy, -(-rows // 2))
             opened, kept = chosen[id(strategy)]
-            number = self._read_anyway.get(sequence, 1)
-            if number % (_READ_ALONE if rows == 1 else _READ_ANYWAY) == 0:
+            one_in = _READ_ALONE if rows == 1 else _READ_ANYWAY
+            if self._read_anyway.get(sequence, 1) % one_in == 0:
                 opened = strategy.models
             for model in self._models:
                 if model in opened:

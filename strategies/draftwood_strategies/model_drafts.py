@@ -30,7 +30,7 @@ _WINDOW = 200.0
 _RIGHT, _PRIOR = 0.5, 4.0
 """How often a level is right before anything is known, and how many observations that counts as."""
 _DOUBT = 16.0
-"""How many observations the same counts as where it is decided whether a model reads. Not tuned."""
+"""Observations that `_RIGHT` counts as besides, where it is decided whether a model reads. Not tuned."""
 _LEAST_GAIN = 0.03
 """Of tokens a second, from which on a model reads what is written, which takes a share of each step. Not tuned."""
 _ALSO_RIGHT = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9])

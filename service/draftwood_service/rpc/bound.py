@@ -193,7 +193,7 @@ class _Files:
         self._cert = cert
         self._key = key
         self._client_ca = client_ca
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self._stamps_served = self._stamps()
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -208,7 +208,7 @@ class _Files:
         gRPC 1.85 puts what this returns in the place of what handshakes on other threads use, without a lock: that can
         end those with "missing selected ALPN property", and the process. So it is returned once, to one thread.
         """
-        with self._one_at_a_time:
+        with self._lock:
             try:
                 stamps = self._stamps()
                 if stamps == self._stamps_served:
