@@ -14,19 +14,19 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.errors import DeviceLostError
-from draftwood_model_runner.model_drafts import Computed, ModelDrafts
+from draftwood_model_runner.model_drafts import ModelDrafts
+from draftwood_model_runner.models_beside import ModelsBeside
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.runners.base import DraftLimits, Following, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.arrays import Float32Array, Int32Array, segment_sizes
-from draftwood_strategies.base import AsksModels, StepFeedback
+from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import DraftTrees, merged
 from draftwood_strategies.draft_engine.engine import Ask, DraftEngine, DraftSession, Verifies
 from draftwood_strategies.draft_engine.guard import GuardedDrafter, IndexingBudget
@@ -45,13 +45,6 @@ _SMOOTHING = 0.1
 """Weight of the latest step in the mean of the host's time."""
 _LEAST_GAIN = 0.05
 """Share of the time of a step that two microbatches must save."""
-
-
-_CHOSEN_STEPS = 16
-"""For so many steps models read the same sequences, if none joins or leaves: a choice takes the host 0.25 ms."""
-_READ_ANYWAY, _READ_ALONE = 256, 16
-"""One in so many sequences is read by models that do not pay, to see when they pay again: the first number is of
-sequences that share their steps, the second of those that have them alone, which costs less. Not tuned."""
 
 
 class Drafts(NamedTuple):
@@ -115,10 +108,11 @@ class DraftPolicy:
     Args:
         vocab_size, step_times, watchdog: as for `DraftEngine`.
         draft_limits: as `Runner.draft_limits`.
-        models: that draft beside the target.
+        models: those of `ModelsBeside`.
 
     Attributes:
         drafts: the draft engine.
+        models: that draft beside the target.
     """
 
     def __init__(
@@ -129,13 +123,11 @@ class DraftPolicy:
         watchdog: Watchdog | None = None,
         models: SequenceOf[ModelDrafts] = (),
     ) -> None:
-        self._models = models
+        self.models = ModelsBeside(models)
         self.drafts = DraftEngine(vocab_size, Verifies.TREES, step_times, watchdog)
         self._draft_limits = draft_limits
         self._step_times = step_times
         self._latest = StepSize(1, 1)
-        self._started, self._read_anyway = 0, dict[Sequence, int]()
-        self._chosen_for, self._chosen_steps = set[Sequence](), 0
 
     @property
     def plain_step_seconds(self) -> float:
@@ -145,9 +137,7 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence. Its strategy may be exchanged later, between two steps."""
         sequence.drafting = DraftSession(sequence.request, sequence.stats, row=sequence)
-        self._started += 1
-        if self._started % _READ_ALONE == 0:
-            self._read_anyway[sequence] = self._started
+        self.models.start(sequence)
         self._begin(sequence, sequence.drafting)
 
     def _begin(self, sequence: Sequence, session: DraftSession) -> None:
@@ -167,34 +157,7 @@ class DraftPolicy:
         if sequence.drafting is not None:
             self.drafts.end(self._current(sequence))
             sequence.drafting = None
-            self._read_anyway.pop(sequence, None)
-            self._chosen_for.discard(sequence)
-            for model in self._models:
-                model.close(sequence)
-
-    def check(self, live: SequenceOf[Sequence]) -> None:
-        """Asserts that models hold nothing of other sequences than these."""
-        for model in self._models:
-            model.check(live)
-
-    def reads_features(self, sequences: SequenceOf[Sequence]) -> bool:
-        """Whether a model reads features of a step of these."""
-        return any(model.reads_features(sequences) for model in self._models)
-
-    def observe_models(self, computed: SequenceOf[Computed], features: Any) -> None:
-        """Tells the models what the target computed in a step, see `ModelDrafts.observe`. One that fails drafts no more
-        for these sequences. Those whose drafting ended are read no further."""
-        ended = [of.sequence for of in computed if not _drafter(of.sequence).active]
-        for model in self._models:
-            for sequence in ended:
-                model.close(sequence)
-            try:
-                model.observe(computed, features)
-            except DeviceLostError:
-                raise
-            except Exception:
-                _log.exception("a draft model failed in a step of %d sequences", len(computed))
-                model.forget([of.sequence for of in computed])
+            self.models.close(sequence)
 
     def give_up(self, sequences: SequenceOf[Sequence], error: Exception) -> None:
         """Drafting failed in a step of these sequences, which go on without drafts. It is not known for which of them
@@ -213,14 +176,13 @@ class DraftPolicy:
         Args:
             prompts_wait: as `SchedulerOutput.prompts_wait`.
         """
-        if self._models:
-            self._choose_models(plan)
+        sessions = [self._current(work.sequence) for work in plan]
+        self.models.choose([work.sequence for work in plan])
         scheduled, asks, constrained = list[ScheduledSequence](), list[Ask](), dict[int, _DraftConstraints]()
         max_depths: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
-        for work in plan:
+        for work, session in zip(plan, sessions, strict=True):
             sequence, request = work.sequence, work.sequence.request
-            session = self._current(sequence)
             if prompts_wait and _may_skip(work):
                 sequence.skipped += 1
                 continue
@@ -252,38 +214,6 @@ class DraftPolicy:
         context = sum(work.tokens * work.sequence.committed for work in scheduled) // tokens
         worthwhile = self.drafts.worthwhile(trees, tokens, context)
         return Drafts(scheduled, worthwhile.trees, max_depths, worthwhile.min_score)
-
-    def _choose_models(self, plan: SequenceOf[ScheduledSequence]) -> None:
-        """Lets models read what those sequences write that may ask them in steps of as many as this one has, and not
-        what those write that would not in steps of half as many: so it does not change from step to step. What was read
-        of a sequence that is alone is kept, as a model that begins in the middle knows less."""
-        rows, chosen = len(plan), dict[int, tuple[SequenceOf[Any], SequenceOf[Any]]]()
-        for model in self._models:
-            model.shares.rows = rows
-        sequences = {work.sequence for work in plan}
-        self._chosen_steps += 1
-        if sequences == self._chosen_for and self._chosen_steps < _CHOSEN_STEPS:
-            return
-        self._chosen_for, self._chosen_steps = sequences, 0
-        for sequence in sequences:
-            self._current(sequence)
-            strategy: Any = sequence.strategy
-            # A check of the protocol `AsksModels` would take 0.3 ms for the strategies of 32 tenants.
-            asks = sequence.request.drafting.max_nodes and hasattr(strategy, "models_for")
-            if not asks or not _drafter(sequence).active:
-                continue
-            if id(strategy) not in chosen:
-                opened = _models_for(strategy, rows)
-                chosen[id(strategy)] = opened, strategy.models if rows == 1 else _models_for(strategy, -(-rows // 2))
-            opened, kept = chosen[id(strategy)]
-            one_in = _READ_ALONE if rows == 1 else _READ_ANYWAY
-            if self._read_anyway.get(sequence, 1) % one_in == 0:
-                opened = strategy.models
-            for model in self._models:
-                if model in opened:
-                    model.open(sequence)
-                elif model not in kept:
-                    model.pause(sequence)
 
     def follows(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step of these, which decode, can be drafted for while their latest one is in flight."""
@@ -332,8 +262,7 @@ class DraftPolicy:
         """
         self._latest = StepSize(batch.size, batch.rows, batch.mean_context)
         if batch.logit_rows.size == batch.size:
-            for model in self._models:
-                model.shares.observe_step(batch.rows, seconds)
+            self.models.observe_step(batch.rows, seconds)
         if self._step_times is None or batch.logit_rows.size != batch.size:
             self.drafts.observe_step(self._latest, None)
             return
@@ -427,15 +356,6 @@ def _constrained(trees: DraftTrees, rows: dict[int, _DraftConstraints]) -> Draft
         tree = merged([DraftTree.of(forced), each[row]]) if forced else each[row]
         each[row] = (tree if branches else best_chain(tree)).pruned(nodes)
     return DraftTrees.of(each)
-
-
-def _models_for(strategy: AsksModels, rows: int) -> SequenceOf[Any]:
-    """What reads for a strategy in steps of so many rows; all that it has if it fails."""
-    try:
-        return strategy.models_for(rows)
-    except Exception:
-        _log.exception("%r failed to choose models", strategy)
-        return strategy.models
 
 
 def _may_skip(work: ScheduledSequence) -> bool:

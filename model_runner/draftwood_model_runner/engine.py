@@ -225,7 +225,7 @@ class Engine:
 
     def check(self) -> None:
         """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
-        self._policy.check(self._scheduler.live)
+        self._policy.models.check(self._scheduler.live)
         self._live.check([sequence for work in self._idle_work for sequence in work.with_pages])
 
     def step(self) -> list[StepOutput]:
@@ -293,7 +293,7 @@ class Engine:
 
     def _without_unread_features(self, batch: StepBatch, sequences: list[Sequence]) -> StepBatch:
         """The batch of a step of these; features are asked for only if a model beside the target reads them."""
-        if not self.model_drafts or self._policy.reads_features(sequences):
+        if not self.model_drafts or self._policy.models.reads_features(sequences):
             return batch
         return replace(batch, reads_features=False)
 
@@ -437,7 +437,7 @@ class Engine:
                 for row, position in positions.items()
                 if step.scheduled[row].sequence.state is SequenceState.RUNNING
             ]
-            self._policy.observe_models(computed, step.on_device.features)
+            self._policy.models.observe(computed, step.on_device.features)
         return written
 
     def _await_mask(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from draftwood_model_runner import draft_policy
+from draftwood_model_runner import models_beside
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.draft_heads import EagleHead, load_head
@@ -221,7 +221,7 @@ def test_where_drafts_of_a_model_do_not_pay_it_reads_one_sequence_of_many(
     name: str, runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a tenant's counts follow its text. The others are read again once that pays."""
-    monkeypatch.setattr(draft_policy, "_READ_ALONE", 3)
+    monkeypatch.setattr(models_beside, "_READ_ALONE", 3)
     model, module, prompts = always_right(name, runner, tmp_path)
     engine = engine_of(model, NODES, max_running=1)
     strategy, drafts = create_beside(engine, name), engine.model_drafts[name]
