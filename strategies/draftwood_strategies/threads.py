@@ -69,8 +69,9 @@ def in_threads(calls: Sequence[Callable[[], Result]], threads: int) -> list[Resu
     """
     if threads < 2 or len(calls) < 2:
         return [call() for call in calls]
-    others = [_pool(min(threads, _MOST) - 1).submit(call) for call in calls[1:]]
+    pool, others = _pool(min(threads, _MOST) - 1), list[Future[Result]]()
     try:
+        others.extend(pool.submit(call) for call in calls[1:])
         first = calls[0]()
     finally:
         _wait_for(others)
