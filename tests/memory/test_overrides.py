@@ -34,7 +34,6 @@ from tests.memory.helpers import (
 )
 from tests.memory.servers import Valkey
 
-
 pytestmark = pytest.mark.usefixtures("patient")
 
 

@@ -45,6 +45,7 @@ from tests.memory.helpers import (
     until,
 )
 from tests.memory.servers import Valkey
+from tests.strategies.fakes import own_records
 from tests.strategies.toy_model import ToyModel, run
 
 T = MemoryName("t")
@@ -203,11 +204,6 @@ def test_what_a_strategy_learned_besides_texts_outlives_them_but_no_purge(name: 
     assert [table.tolist() for table in purged] == [table.tolist() for table in fresh]
 
 
-def logged_by_us(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Without what libraries say of earlier tests' objects as they are collected."""
-    return [line.getMessage() for line in caplog.records if line.name.startswith("draftwood")]
-
-
 def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,7 +220,7 @@ def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
     rebuilt: Any = resident.instance(key)[0]
     assert rebuilt.tokens == 5
     assert rebuilt.learned is not strategy.learned
-    assert logged_by_us(caplog) == ["strategy trie keeps nothing of what it learned"]
+    assert [line.getMessage() for line in own_records(caplog)] == ["strategy trie keeps nothing of what it learned"]
 
 
 class Noting:
@@ -279,7 +275,7 @@ def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
     resident.build([key])
     assert future is not None
     assert future.done()
-    assert logged_by_us(caplog) == []
+    assert own_records(caplog) == []
     left: Any = resident.instance(key)[0]
     assert left.learned == []
 
@@ -307,7 +303,7 @@ def test_a_strategy_that_cannot_learn_is_logged_and_one_that_does_not_is_left_al
     for strategy in strategies:
         learn(strategy, [tokens_of(1), tokens_of(1, 2)])
     assert [strategy.learned for strategy in strategies[1:]] == [[1, 2], [1]]
-    assert logged_by_us(caplog) == ["strategy Broken cannot learn"]
+    assert [line.getMessage() for line in own_records(caplog)] == ["strategy Broken cannot learn"]
 
 
 async def test_an_unknown_strategy_leaves_no_tenant_behind() -> None:

@@ -26,6 +26,7 @@ from draftwood_strategies.draft_engine.engine import Verifies
 from draftwood_strategies.draft_engine.guard import GuardedDrafter
 from tests.memory.engines.toy_engine import CheapTokens, ToyEngine, plain, recitation
 from tests.memory.servers import Valkey, wait_for
+from tests.strategies.fakes import own_records
 
 RNG = np.random.default_rng(3)
 TEXT = RNG.integers(0, 900, 60).tolist()
@@ -188,7 +189,7 @@ def test_a_wrong_option_costs_the_drafts(
     with engine(tenant="acme") as made, caplog.at_level(logging.WARNING):
         for number in range(3):
             assert drafted(made, str(number), TEXT[:4], **options) == 0
-        logged = [record.getMessage() for record in caplog.records if record.name.startswith("draftwood")]
+        logged = [record.getMessage() for record in own_records(caplog)]
         assert [message in one for one in logged] == [True]
         rested(made)
         assert made.drafts.memory.counters().learned == 0

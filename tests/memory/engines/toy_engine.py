@@ -22,8 +22,10 @@ Model = Callable[[list[int]], int]
 
 
 def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of these engines takes microseconds, so that drafts would not pay. Nor do they end for what a busy machine
-    does: a thread that holds the other one up, and a call that takes long."""
+    """The rule of these engines takes microseconds, so that drafts would not pay.
+
+    Nor do they end on a busy machine, where a thread may hold the other one up and a call may take long.
+    """
     monkeypatch.setattr(exclusion, "STEP_WAIT", 20.0)
     monkeypatch.setattr(draft_account, "MAX_CALL_SECONDS", math.inf)
     monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
