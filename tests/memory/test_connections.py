@@ -92,7 +92,7 @@ def saved(server: EmbeddedServer) -> bool:
     """Whether it has saved what it holds, which it does every second."""
     with redis.Redis(unix_socket_path=str(server.socket), single_connection_client=True) as client:
         client.set("last", "1")
-        return client.execute_command("WAITAOF", 1, 0, 30_000)[0] == 1
+        return bool(client.execute_command("WAITAOF", 1, 0, 30_000)[0])
 
 
 async def test_the_embedded_server_keeps_its_data_and_is_restarted(folder: Path) -> None:
