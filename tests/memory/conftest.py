@@ -23,6 +23,18 @@ def frequent_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood_memory.memory_thread._ROUND_SECONDS", 0.1)
 
 
+@pytest.fixture(autouse=True)
+def slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a round with a store that answers may take longer than a third of a second."""
+    monkeypatch.setattr("draftwood_memory.memory_thread._SLOW_SECONDS", 5.0)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's first request waits for its memory, if the store answers, however long a busy machine takes for it."""
+    monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 20.0)
+
+
 @pytest.fixture
 def evicts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories that are too many or too large are evicted in the next round, whoever waits for them."""

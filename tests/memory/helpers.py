@@ -36,7 +36,7 @@ def tokens_of(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(numbers, np.int32)
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # another thread makes it true
         assert time.monotonic() < deadline, f"not within {seconds:g} s"
@@ -50,7 +50,7 @@ def memory_of(
     keys: KeyRing | None = None,
     fingerprint: str = FINGERPRINT,
     tls: RedisTls | None = None,
-    timeout: float = 1.0,
+    timeout: float = 5.0,
     **options: Any,
 ) -> Memory:
     """A memory, as in a service; without a store if there is no address."""
@@ -181,9 +181,7 @@ def stream_of(memory: Memory, tenant: str, arm: str = "") -> str:
     return stream_key(found.tag, found.epoch or 0)
 
 
-async def agreed(
-    memories: SequenceOf[Memory], tenant: str, seconds: float = 10.0, outboxes: bool = True
-) -> list[list[int]]:
+async def agreed(memories: SequenceOf[Memory], tenant: str, outboxes: bool = True) -> list[list[int]]:
     """Waits until all `outboxes` are empty, and all records and indexes of a tenant the same; returns them sorted."""
     for memory in memories:
         await strategy_of(memory, tenant)
@@ -197,5 +195,5 @@ async def agreed(
         loaded = all(resident(memory, tenant).loaded for memory in memories)
         return settled and loaded and all(one == found[0] for one in (*found, *indexes))
 
-    await until(same, seconds)
+    await until(same)
     return sorted(log_of(memories[0], tenant))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -26,13 +27,24 @@ _BUS = 10_000
 
 
 def free_port() -> int:
-    """A free port that leaves a valid port for a cluster's bus."""
+    """A free port, and with it one for a cluster's bus.
+
+    Both are below those that systems give to clients and to servers on any port. One of these could be taken before a
+    server listens on it, or while it is down.
+    """
     while True:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port: int = taken.getsockname()[1]
-        if port + _BUS < 1 << 16:
+        port = 10_000 + secrets.randbelow(12_000)
+        if _is_free(port) and _is_free(port + _BUS):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as taken:
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Valkey:
@@ -96,7 +108,7 @@ def _answers(port: int) -> bool:
     return True
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

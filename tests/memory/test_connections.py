@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from draftwood_memory import RedisClient, RedisTls
 from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
@@ -87,6 +88,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("s")
 
 
+def saved(server: EmbeddedServer) -> bool:
+    """Whether it has saved what it holds, which it does every second."""
+    with redis.Redis(unix_socket_path=str(server.socket), single_connection_client=True) as client:
+        client.set("last", "1")
+        return bool(client.execute_command("WAITAOF", 1, 0, 30_000)[0])
+
+
 async def test_the_embedded_server_keeps_its_data_and_is_restarted(folder: Path) -> None:
     with EmbeddedServer(folder, 64 << 20) as server:
         await asyncio.to_thread(server.wait)
@@ -95,7 +103,7 @@ async def test_the_embedded_server_keeps_its_data_and_is_restarted(folder: Path)
         assert (folder / "valkey.sock").stat().st_mode & 0o077 == 0
         async with replicas(2, server.url) as memories:
             await stored(memories, "t", numbers(10))
-            await asyncio.sleep(1.2)  # it saves its data every second
+            assert await asyncio.to_thread(saved, server)
             os.kill(first, 9)
             await until(lambda: server.pid not in (None, first))
             await learn_output(memories[1], "t", numbers(11))

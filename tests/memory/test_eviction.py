@@ -263,7 +263,7 @@ async def test_an_import_into_a_full_store_whose_limit_is_not_known_replaces_wha
         old = stream_of(memory, "old")
         if begun:
             await perform(much("new", 2, 10), memory)
-        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 100_000)
+        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 200_000)
         try:
             await perform(much("new", 1, 20_000), memory)
         finally:

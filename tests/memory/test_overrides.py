@@ -34,6 +34,8 @@ from tests.memory.helpers import (
 )
 from tests.memory.servers import Valkey
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 async def instance(memory: Memory, arm: str = "", options: Options = (), **overrides: Any) -> Any:
     """The instance that a request drafts with, once it has learned the memory's records."""
@@ -69,8 +71,8 @@ async def test_options_make_instances_of_their_own_over_one_memory(server: Valke
 
 
 async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 30.0)  # no request waits for it
-    async with replicas(1, server.url) as [memory], asyncio.timeout(20.0):
+    monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 100.0)  # no request waits for it
+    async with replicas(1, server.url) as [memory]:
         first = await instance(memory, options=(("branch_length", 1),))
         for length in range(2, 20):
             await instance(memory, options=(("branch_length", length),))
@@ -97,7 +99,8 @@ async def test_a_smaller_memory_evicts_at_once_and_grows_again(server: Valkey) -
     async with replicas(1, server.url) as [memory]:
         for number in range(6):
             await answered(memory, numbers(100, 1000 * number))
-        trie = await instance(memory, max_tokens=250)
+        trie = await instance(memory)
+        await instance(memory, max_tokens=250)
         memory.thread.wake()
         await until(lambda: resident(memory, "t").log.tokens == 200)
         await until(lambda: resident(memory, "t").strategies[StrategyKey("trie")] is not trie)
@@ -142,17 +145,18 @@ async def test_arms_have_memories_of_their_own_and_are_purged_alone(server: Valk
         await answered(first, numbers(10))
         await answered(first, numbers(10, 100), arm="x/a")
         await answered(second, numbers(10, 200), arm="x/b")
-        for arm in ("x/a", "x/b", ""):
+        learned = {"x/a": [numbers(10, 100)], "x/b": [numbers(10, 200)], "": [numbers(10)]}
+        for arm in learned:
             await instance(second, arm)
-        await until(lambda: log_of(second, "t", "x/a") == [numbers(10, 100)])
-        assert (log_of(second, "t"), log_of(second, "t", "x/b")) == ([numbers(10)], [numbers(10, 200)])
+        await until(lambda: {arm: log_of(second, "t", arm) for arm in learned} == learned)
+        await until(lambda: not (first.outbox.pending or second.outbox.pending))
         listed = await perform(GetStatistics("t"), first)
         assert sorted(memory.name.arm for memory in listed.memories) == ["", "x/a", "x/b"]
         assert await perform(PurgeArms(("x/a",)), second) == 1
         await until(lambda: log_of(first, "t", "x/a") == [])
         assert log_of(first, "t") == [numbers(10)]
         assert (await perform(PurgeMemory("t"), first)).memories == 3
-        await until(lambda: not any(log_of(second, "t", arm) for arm in ("", "x/a", "x/b")))
+        assert not any(log_of(memory, "t", arm) for memory in (first, second) for arm in learned)
 
 
 async def test_a_forked_arm_begins_with_its_tenants_memory_once(server: Valkey) -> None:
@@ -170,7 +174,7 @@ async def test_a_forked_arm_begins_with_its_tenants_memory_once(server: Valkey) 
         await perform(PurgeArms(("x/a",)), first)
         await until(lambda: log_of(third, "t", "x/a") == [] == log_of(second, "t", "x/a"))
         await instance(first, "x/a", forked=True)
-        await asyncio.sleep(0.1)
+        await until(lambda: resident(first, "t", "x/a").loaded)
         assert log_of(first, "t", "x/a") == []  # a purge is final: it is not forked again
 
 
@@ -185,8 +189,9 @@ async def test_records_are_dropped_when_they_are_too_old(server: Valkey, monkeyp
             await answered(memory, numbers(40, 1000 * number), max_age=100.0)
         await until(lambda: not memory.outbox.pending)
         found = resident(memory, "t")
-        for logged in found.log:
-            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
+        with found.lock:
+            for logged in found.log:
+                logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
         await answered(memory, numbers(40, 5000), max_age=100.0)
         await until(lambda: not memory.outbox.pending)  # what is sent later is of a later time
         found.aged_at = 0.0

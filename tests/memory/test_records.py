@@ -326,7 +326,7 @@ def test_what_could_not_be_sent_waits_again_in_its_order_and_the_oldest_are_drop
 
 
 def test_records_that_waited_for_too_long_are_not_sent() -> None:
-    old, new = pending("a", 4, age=61.0), pending("a", 4, age=59.0)
+    old, new = pending("a", 4, age=61.0), pending("a", 4, age=30.0)
     outbox = outbox_of(old, new, max_tokens=8)
     assert (outbox.take(1), outbox.pending, outbox.dropped) == ([new], 1, 1)
 

@@ -84,6 +84,11 @@ def spoil(server: Valkey, key: str | bytes) -> None:
     server.client.set(key, "another program's")  # at once: a key that is gone is restored
 
 
+def once(sequences: list[list[int]]) -> list[list[int]]:
+    """Each of them once: a process that finds only the hash gone may write what it has a second time."""
+    return [[*tokens] for tokens in dict.fromkeys(map(tuple, sequences))]
+
+
 HASH, STREAM = tenant_key("bad"), stream_key(f"{FINGERPRINT}:bad:", 0)
 
 
@@ -111,18 +116,20 @@ async def test_a_memory_waits_until_its_keys_are_free_and_other_tenants_go_on(
             report = await perform(GetStatistics(None), memories[0])
             assert [one.name.tenant for one in report.memories] == ["good"]
             assert [(memory.counters().failures, memory.healthy) for memory in memories] == [(0, True)] * 2
-            assert memories[0].counters().outbox_records == 1  # it waits until the key is free
+            await until(lambda: memories[0].counters().outbox_records == 1)  # it waits until the key is free
             learned = [numbers(10)] * known + [numbers(10, 100)]
             assert learned_by(memories[0], "bad") == learned  # and is drafted from meanwhile
             told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-            assert len(told) == 2, told  # once for each process; threads of other tests' memories may warn here
+            assert len(told) == 2, told  # once for each process
             assert all("memory ffffffffffffffff:bad: cannot be read" in message for message in told)
             server.client.delete(*keys)
             left = learned if keys == [HASH] else [numbers(10, 100)]  # another program's value replaced the stream
-            await until(lambda: [log_of(memory, "bad") for memory in memories] == [left] * 2)
-            if keys == [HASH]:
-                assert await agreed(memories, "bad") == left  # what is drafted from, too
-            assert (memories[0].outbox.pending, memories[0].counters().failures) == (0, 0)
+            held = once if keys == [HASH] else list
+            await until(lambda: [held(log_of(memory, "bad")) for memory in memories] == [left] * 2)
+            if keys == [HASH]:  # what is drafted from, too
+                await until(lambda: [once(learned_by(memory, "bad")) for memory in memories] == [left] * 2)
+            await until(lambda: not memories[0].outbox.pending)
+            assert memories[0].counters().failures == 0
 
 
 async def test_a_memory_that_takes_none_of_its_records_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +141,7 @@ async def test_a_memory_that_takes_none_of_its_records_holds_up_no_other(monkeyp
             for start in range(0, 100, 10):
                 await learn_output(memories[0], "bad", numbers(10, start))
             await learn_output(memories[0], "good", numbers(10))
-            await until(lambda: memories[0].counters().pushed == 1)
-            assert memories[0].counters().outbox_records == 10
+            await until(lambda: (memories[0].counters().pushed, memories[0].outbox.pending) == (1, 10))
 
 
 async def test_operations_fail_for_this_tenant_alone() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+import pytest
 
 from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy
 from draftwood_strategies.arrays import Int32Array
@@ -62,6 +65,11 @@ class FakeStrategy:
     def close(self) -> None:
         self.closed += 1
         self._do("close")
+
+
+def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What Draftwood logged, without what libraries say of earlier tests' objects as they are collected."""
+    return [record for record in caplog.records if record.name.startswith("draftwood")]
 
 
 def hybrid_of(sources: str = "none", **parts: Any) -> HybridStrategy:

@@ -259,7 +259,7 @@ def test_what_a_tenant_asks_does_not_depend_on_others() -> None:
         write(mine, drafter, row, EMPTY_TREE, 1)
     step.propose()  # the first call of a class counts for nothing
     before = [drafter.stats.draft_seconds for drafter in step.drafters]
-    model.seconds = 0.02
+    model.seconds = 0.5
     step.propose()
     spent = [drafter.stats.draft_seconds - earlier for drafter, earlier in zip(step.drafters, before, strict=True)]
     assert model.asked[0] == 0 < model.asked[1]

@@ -34,7 +34,7 @@ def test_many_sequences_are_drafted_for_in_groups(
     sequences: int, cpus: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_threads, "_usable_cpus", lambda: cpus)
-    together = threading.Barrier(groups, timeout=10)
+    together = threading.Barrier(groups, timeout=60)
 
     def draft(rows: range) -> list[int]:
         together.wait()
@@ -48,11 +48,16 @@ def test_many_sequences_are_drafted_for_in_groups(
 
 def test_an_interrupted_call_ends_after_its_threads() -> None:
     """As when the watchdog interrupts a draft that takes too long."""
-    goes_on, ended = threading.Event(), threading.Event()
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> None:
+        begun.set()
         goes_on.wait(10)
         ended.set()
+
+    def quick() -> None:
+        begun.wait(10)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)  # when this thread waits for the other
 
     def interrupt(*_: object) -> None:
         threading.Timer(0.05, goes_on.set).start()
@@ -60,9 +65,8 @@ def test_an_interrupted_call_ends_after_its_threads() -> None:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            in_threads([lambda: None, slow], 2)
+            in_threads([quick, slow], 2)
         assert ended.is_set()
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -18,6 +18,7 @@ from draftwood_tenants.followed_file import FollowedFile
 from draftwood_tenants.reading import ServerLimits
 from draftwood_tenants.resources.follower import ResourceFollower
 from draftwood_tenants.resources.store import STOPS, TENANTS, ConfigurationUnknownError, InProcessResources, Write
+from tests.strategies.fakes import own_records
 
 LIMITS = ServerLimits("trie", 32, 1_000_000, 2**24)
 ARMS = [{"id": "control"}, {"id": "off", "drafting": {"strategy": "none"}}]
@@ -76,7 +77,8 @@ async def test_a_tenant_whose_head_is_no_longer_loaded_drafts_by_the_default(
     finally:
         know_offered([])
     hint = "head is there if `draftwood serve` has --draft-head"
-    assert [hint in record.message for record in caplog.records] == [True, True]
+    logged = [record.message for record in own_records(caplog)]
+    assert [hint in message for message in logged] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_memory import memory_thread
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.engines import draft_metrics
 from draftwood_memory.engines.draft_metrics import ARM, STRATEGY, DataPoint, Kind
@@ -100,9 +99,8 @@ def test_a_strategy_that_fails_costs_its_drafts(
     assert "switched off" in caplog.text
 
 
-def test_memory_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_thread, "_LAST_ROUND_SECONDS", 0.1)
-    with engine("redis://127.0.0.1:9", tenant="acme") as made:
+def test_memory_and_store(store_is_down: str) -> None:
+    with engine(store_is_down, tenant="acme") as made:
         drafted(made, "1", TEXT[:4])
         rested(made)
         wait_for(lambda: not made.drafts.memory.healthy, "the store to be missed", 20.0)

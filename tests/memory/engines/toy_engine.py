@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwood_memory.engines import exclusion
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.session import Row
 from draftwood_strategies.draft_engine import controller as draft_account
@@ -20,7 +22,12 @@ Model = Callable[[list[int]], int]
 
 
 def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of these engines takes microseconds, so that drafts would not pay."""
+    """The rule of these engines takes microseconds, so that drafts would not pay.
+
+    Nor do they end on a busy machine, where a thread may hold the other one up and a call may take long.
+    """
+    monkeypatch.setattr(exclusion, "STEP_WAIT", 20.0)
+    monkeypatch.setattr(draft_account, "MAX_CALL_SECONDS", math.inf)
     monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
     monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
     monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)

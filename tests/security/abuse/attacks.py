@@ -78,6 +78,8 @@ _HALF_OPEN = 1500
 _PIECE = 64 * 1024
 _BODY_BYTES = 4 * 2**20 - 100
 _PAUSE = 0.25
+_PATIENCE = 30.0
+"""Seconds that the attacker waits for the answer to a request, at least: an error that says what is wrong with it."""
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -188,7 +190,7 @@ _HALF_HEADER, _HALF_BODY = b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", _HEAD + 
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
 
 
-def _one_after_another(method: str, payload: bytes) -> Traffic:
+def _one_after_another(method: str, payload: bytes, patience: float = _PATIENCE) -> Traffic:
     assert len(payload) < MAX_MESSAGE_BYTES
 
     async def attack(target: str, seconds: float, statuses: Statuses) -> None:
@@ -198,7 +200,7 @@ def _one_after_another(method: str, payload: bytes) -> Traffic:
             if method != "GenerateStream":
                 call = channel.unary_unary(f"/draftwood.v1.GenerationService/{method}")
             while time.monotonic() < end:
-                await _finish(call(payload, timeout=seconds), statuses)
+                await _finish(call(payload, timeout=max(seconds, patience)), statuses)
                 await asyncio.sleep(_PAUSE)
 
     return attack
@@ -251,11 +253,10 @@ async def _stall(call: Any, end: float, statuses: Statuses) -> None:
         statuses.add(error.code(), error.details())
 
 
-def _asked(last: bytes = b"", **fields: Any) -> Traffic:
+def _asked(last: bytes = b"", patience: float = _PATIENCE, **fields: Any) -> Traffic:
     """A request again and again; `last` follows its bytes."""
-    return _one_after_another(
-        "GenerateStream", pb.GenerateRequest(tenant=ATTACKER, **fields).SerializeToString() + last
-    )
+    request = pb.GenerateRequest(tenant=ATTACKER, **fields)
+    return _one_after_another("GenerateStream", request.SerializeToString() + last, patience)
 
 
 def _empty_messages(count: int) -> pb.Chat:
@@ -272,7 +273,8 @@ def _long_role() -> Traffic:
 
 
 def _in_format(**chosen: str) -> Traffic:
-    return _asked(text="Answer as JSON.", format=pb.OutputFormat(**chosen), stop=pb.StopOptions(max_tokens=64))
+    stop = pb.StopOptions(max_tokens=64)
+    return _asked(patience=0.0, text="Answer as JSON.", format=pb.OutputFormat(**chosen), stop=stop)
 
 
 def _optional(count: int) -> Traffic:
@@ -287,7 +289,7 @@ def _long_tokenize() -> Traffic:
 _OK, _INVALID = frozenset({"OK"}), frozenset({"INVALID_ARGUMENT"})
 _FULL = frozenset({"OK", "UNAVAILABLE"})
 _LATE = _OK | _INVALID | {"DEADLINE_EXCEEDED"}
-"""Of a format that takes long to compile. The deadline is the attacker's own, of two seconds."""
+"""Of a format that takes long to compile. The deadline is the attacker's own: the seconds that the attack lasts."""
 _STALLED = frozenset({"CANCELLED", "UNAVAILABLE", "ABORTED"})
 _MULTIPLE = '{"type": "integer", "multipleOf": 99991}'
 _AMBIGUOUS = "start: e\ne: e e | /[a-z ]/"

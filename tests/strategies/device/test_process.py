@@ -15,6 +15,7 @@ from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_devic
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from draftwood_strategies.registry import offered
 from draftwood_strategies.trie.strategy import TrieStrategy
+from tests.strategies.fakes import own_records
 
 SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024, contexts=1024)
 
@@ -74,6 +75,6 @@ def test_an_arena_that_does_not_fit_is_told_once_and_the_host_drafts(
     with caplog.at_level(logging.INFO), drafts_on_device(SIZES, "cpu") as device:
         assert device is None
         assert isinstance(create("trie"), TrieStrategy)
-    [record] = caplog.records
+    [record] = own_records(caplog)
     assert record.levelname == "WARNING"
     assert "GB, and cpu has 0.0001 GB free: drafts are made by the host" in record.message

@@ -90,8 +90,8 @@ def test_on_another_thread_calls_have_no_limit() -> None:
 
 @pytest.mark.parametrize("call", ["start", "propose", "observe", "close"])
 def test_a_drafter_that_hangs_is_switched_off(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    monkeypatch.setattr(timed_calls, "CALL_LIMIT", 0.1)
-    monkeypatch.setattr(timed_calls, "FIRST_CALL_LIMIT", 0.1)
+    monkeypatch.setattr(timed_calls, "CALL_LIMIT", 0.5)
+    monkeypatch.setattr(timed_calls, "FIRST_CALL_LIMIT", 0.5)
     plugin = FakeStrategy()
     setattr(plugin, call, lambda *_: spin())
     drafter = LoneDrafter(plugin, watchdog=watchdog)
