@@ -89,9 +89,7 @@ class Process:
         ready = folder / "ready"
         command = [sys.executable, "-c", SERVE_FAKE, "--port", "0", "--ready-file", str(ready), *args]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
-        for _ in range(3000):
-            if ready.exists() or self.process.poll() is not None:
-                break
+        while not ready.exists() and self.process.poll() is None:
             time.sleep(0.01)
         self.address = ready.read_text().strip()
 

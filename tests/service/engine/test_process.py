@@ -160,9 +160,10 @@ def test_a_killed_engine_is_started_anew(tmp_path: Path) -> None:
 def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) -> None:
     with service(tmp_path, "--engine-restarts", "0") as (process, address), Client(address, retry=NO_RETRY) as client:
         assert serves(address)
+        killed = engine_of(process)
         with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
             next(iter(stream))
-            engine_of(process).kill()
+            killed.kill()
             with pytest.raises(UnavailableError, match="engine"):
                 list(stream)
         assert process.wait(20) == 1  # its supervisor restarts it
