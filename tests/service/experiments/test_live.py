@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -361,12 +362,14 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
         await started(served, [ARMS[0], {"id": "fork", "memory": "ARM_MEMORY_FORKED"}], tenants=scope)
         if stored:
             await knows(other)
+        learned = Counter(fork=1)  # what the tenant's memory had
         for one in servers:
-            await all_asked(one, [f"{one is served}{number}" for number in range(8)])
+            for answer in await all_asked(one, [f"{one is served}{number}" for number in range(8)]):
+                learned[answer.arm] += 1
         await served.assert_idle()
         memory = served.memory
-        await until(lambda: all(not one.memory.outbox.pending for one in servers))
-        await asyncio.sleep(0.2)
+        await until(lambda: not any(one.memory.outbox.pending for one in servers))
+        await until(lambda: all(len(log_of(memory, "acme", f"x/{arm}")) == learned[arm] for arm in ("fork", "trie")))
         won, lost = log_of(memory, "acme", "x/fork"), log_of(memory, "acme", "x/trie")
         assert len(won) > 1
         assert len(log_of(memory, "acme")) == 1
