@@ -186,6 +186,7 @@ def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_import
     assert line.startswith("draftwood serve: " + problem.format(**names))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", [WITHOUT_TORCH, OPTIONS_WITHOUT_NUMBA], ids=["service", "options"])
 def test_the_service_beside_the_engine_imports_no_torch_and_options_no_numba(program: str) -> None:
     command = [sys.executable, "-c", program]

@@ -22,6 +22,9 @@ from draftwood_service.engine.host import run_engine
 from draftwood_service.engine.link import Died, EngineEnd
 from draftwood_service.engine.loaded import LoadedEngine
 
+pytestmark = pytest.mark.timeout(300)
+"""A service may take two minutes to start where its compiled functions are not cached and the machine is busy."""
+
 
 @contextmanager
 def service(folder: Path, *more: str) -> Iterator[tuple[psutil.Process, str]]:
