@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc
 import numpy as np
@@ -28,6 +29,7 @@ from draftwood_model_runner.sampling.generation_defaults import GenerationDefaul
 from draftwood_model_runner.sequence import EngineCounts, Grammar, KVUse, Sequence, SequenceState, StateUse
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
+from draftwood_service.quotas.shared import SharedLimiter
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
@@ -37,6 +39,8 @@ from draftwood_service.tools import NoToolFormatError, ReasoningFormat, ToolForm
 from draftwood_strategies import Drafter
 from draftwood_strategies.arrays import Int32Array
 from tests.service.engine_thread import EngineThread
+
+T = TypeVar("T")
 
 
 class Bytes:
@@ -152,6 +156,7 @@ class FakeEngine:
 
     Attributes:
         gate: cleared, the next step waits for it to be set.
+        may_load: cleared, an engine that is restarted waits for it to be set.
         step_seconds: what a step takes.
         step_error: raised by the next step.
         sequence_error: ends every sequence in the next step.
@@ -171,6 +176,8 @@ class FakeEngine:
         self.step_seconds = 0.001
         self.gate = threading.Event()
         self.gate.set()
+        self.may_load = threading.Event()
+        self.may_load.set()
         self.step_error: Exception | None = None
         self.sequence_error: Exception | None = None
         self.add_error: Exception | None = None
@@ -383,6 +390,13 @@ class FakeOwnText:
         self.done = True
 
 
+def rewrite(path: Path, text: str) -> None:
+    """Changes a file at once: whoever follows it sees no half of it."""
+    part = path.with_name(f"{path.name}.new")
+    part.write_text(text)
+    part.replace(path)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Waits until another thread or process makes a condition true; 20 s at most."""
     for _ in range(10_000):
@@ -390,6 +404,15 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.002)
     raise AssertionError("the condition was not met within 20 s")
+
+
+async def once(found: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
+    """What is found as soon as it is right; 20 s at most."""
+    for _ in range(1000):
+        if is_right(value := await found()):
+            return value
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"still {value}")
 
 
 _calls: dict[int, _Call] = {}
@@ -434,10 +457,15 @@ async def on_engine_thread(bridge: EngineBridge, function: Callable[[], object])
     call = _Call(function)
     _calls[id(call)] = call
     try:
-        await bridge.run_operation(call)
-    except EngineStoppedError:
-        assert await asyncio.to_thread(bridge._runner.join, 20.0), "the engine's thread does not end"
-        function()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await bridge.run_operation(call)
+                    break
+                except EngineStoppedError:
+                    if await asyncio.to_thread(bridge._runner.join, 0.1):  # else it ends, or is being restarted
+                        function()
+                        return
     finally:
         del _calls[id(call)]
     if call.error is not None:
@@ -531,16 +559,21 @@ def loaded_engine(
 async def serving(
     engine: FakeEngine | None = None,
     model: FakeModel | None = None,
-    make_engine: Callable[[], FakeEngine] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serves on a free port. On exit, asserts that nothing is held, and that the engine was closed."""
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
+
+    def load() -> FakeEngine:
+        engine.may_load.wait()
+        return engine
+
     values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, "model_cache": False, **settings}
     memories: list[Memory] = []
-    make_engine = make_engine or (lambda: engine)
-    server = await started_server(Settings.model_validate(values), model, make_engine, memories.append)
+    server = await started_server(Settings.model_validate(values), model, load, memories.append)
+    if isinstance(server.limiter, SharedLimiter):
+        server.limiter._answer_seconds = 5.0  # a busy machine's store may answer later than a request waits
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             served = Served(server, engine, model, memories[0], channel, pb_grpc.GenerationServiceStub(channel))
@@ -549,7 +582,9 @@ async def serving(
             await served.assert_idle()
     finally:
         engine.gate.set()
+        engine.may_load.set()
         await server.stop()
+    assert await server.bridge.close(20.0)  # a stop waits for a second
     assert engine.closed
     assert not engine.has_work
 

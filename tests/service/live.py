@@ -110,7 +110,7 @@ class Live:
                 await self.ask(served, tenant, 50 + number)
                 await until(partial(self._heard, other, tenant), seconds)
         assert not any(memory.counters().dropped for memory in self.memories)
-        assert not any(memory.thread.failing for memory in self.memories)
+        await until(lambda: not any(memory.thread.failing for memory in self.memories), seconds)
         if lossless:
             await until(lambda: all(self._records(memory) >= self.learned() for memory in self.memories), seconds)
 

@@ -89,9 +89,7 @@ class Process:
         ready = folder / "ready"
         command = [sys.executable, "-c", SERVE_FAKE, "--port", "0", "--ready-file", str(ready), *args]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
-        for _ in range(3000):
-            if ready.exists() or self.process.poll() is not None:
-                break
+        while not ready.exists() and self.process.poll() is None:
             time.sleep(0.01)
         self.address = ready.read_text().strip()
 
@@ -188,6 +186,7 @@ def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_import
     assert line.startswith("draftwood serve: " + problem.format(**names))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", [WITHOUT_TORCH, OPTIONS_WITHOUT_NUMBA], ids=["service", "options"])
 def test_the_service_beside_the_engine_imports_no_torch_and_options_no_numba(program: str) -> None:
     command = [sys.executable, "-c", program]

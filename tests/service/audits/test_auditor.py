@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import random
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +78,7 @@ async def test_nothing_to_audit(share: float, drafting: pb.DraftOptions) -> None
 
 async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     chances = iter([0.2, 0.3, 0.31, 0.1])
-    monkeypatch.setattr(random, "random", lambda: next(chances))
+    monkeypatch.setattr(auditor, "random", SimpleNamespace(random=lambda: next(chances)))
     async with serving(audit_share=0.3) as served:
         await answered(served, *(request(request_id=str(i)) for i in range(4)))
         await audited(served, 2)

@@ -18,7 +18,7 @@ from draftwood_client import AsyncClient, PermissionDeniedError, Unauthenticated
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.auth_file import AuthFile, parse, read, updated
 from draftwood_service.auth.commands import key
-from tests.service.fakes import serving, until
+from tests.service.fakes import rewrite, serving, until
 
 HASH = "0" * 64
 
@@ -179,7 +179,7 @@ def test_an_empty_file_and_times_with_and_without_a_zone(file: Path) -> None:
 
 async def changed(path: Path, text: str, client: AsyncClient, works: bool) -> None:
     """Writes the file and waits until the server has seen it."""
-    path.write_text(text)
+    rewrite(path, text)
     now = not works
     async with asyncio.timeout(20):
         while now is not works:
@@ -209,7 +209,7 @@ async def test_a_server_follows_the_file(
         with pytest.raises(PermissionDeniedError, match="another tenant"):
             await with_new.generate("x", max_tokens=2, tenant="beta")
         await changed(file, both, with_old, works=True)
-        file.write_text("keys: [nonsense")  # the version before stays in use
+        rewrite(file, "keys: [nonsense")  # the version before stays in use
         await until(lambda: "the version before stays in use" in caplog.text)
         await with_old.model_info()
         await changed(file, "keys: []", with_old, works=False)

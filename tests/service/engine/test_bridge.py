@@ -15,7 +15,7 @@ import pytest
 
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
-from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.output import Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
 from draftwood_model_runner.sequence import Grammar
 from draftwood_service.engine.admission import Admission
@@ -74,7 +74,16 @@ async def drained(stream: Stream) -> Output:
 
 
 async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_the_interval() -> None:
-    engine = FakeEngine(max_running=2)
+    class Engine(FakeEngine):
+        """Waits after the first step with both requests."""
+
+        def step(self) -> list[StepOutput]:
+            before, outputs = self.most_running, super().step()
+            if before < self.most_running == 2:
+                self.gate.clear()
+            return outputs
+
+    engine = Engine(max_running=2)
     async with running(engine, 0, on_thread(engine, interval=3600.0)) as bridge:
         long, short = bridge.admit(), bridge.admit()
         long.submit(sample(1_000_000))
@@ -88,6 +97,7 @@ async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_
         [more] = await later
         assert len(more.token_ids) >= 9 * engine.tokens_per_step
         [begun] = await short.take()
+        engine.gate.set()
         [others] = await short.take()
         assert len(begun.token_ids) == engine.tokens_per_step
         assert (len(others.token_ids), others.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
@@ -219,9 +229,10 @@ async def test_an_engine_that_dies_ends_all_streams() -> None:
         streams = [bridge.admit() for _ in range(3)]
         not_submitted = bridge.admit()
         for stream in streams:
-            stream.submit(sample())
+            stream.submit(sample(10**6))
             await stream.take()
         engine.step_error = RuntimeError("dead")
+        bridge.admit().submit(sample())  # the others may be paused by now
         await stopped.wait()
         errors = []
         for stream in streams:
@@ -257,7 +268,7 @@ def test_a_service_that_has_ended_ends_the_engine() -> None:
     while engine.steps < 3:
         time.sleep(0.001)
     service.close()
-    assert runner.join(5.0)
+    assert runner.join(20.0)
     assert engine.closed
     assert not engine.has_work
 

@@ -22,6 +22,9 @@ from draftwood_service.engine.host import run_engine
 from draftwood_service.engine.link import Died, EngineEnd
 from draftwood_service.engine.loaded import LoadedEngine
 
+pytestmark = pytest.mark.timeout(300)
+"""A service may take two minutes to start where its compiled functions are not cached and the machine is busy."""
+
 
 @contextmanager
 def service(folder: Path, *more: str) -> Iterator[tuple[psutil.Process, str]]:
@@ -160,9 +163,10 @@ def test_a_killed_engine_is_started_anew(tmp_path: Path) -> None:
 def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) -> None:
     with service(tmp_path, "--engine-restarts", "0") as (process, address), Client(address, retry=NO_RETRY) as client:
         assert serves(address)
+        killed = engine_of(process)
         with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
             next(iter(stream))
-            engine_of(process).kill()
+            killed.kill()
             with pytest.raises(UnavailableError, match="engine"):
                 list(stream)
         assert process.wait(20) == 1  # its supervisor restarts it

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import numpy as np
@@ -34,13 +35,12 @@ from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.resources import follower
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
-from tests.service.fakes import FakeEngine, Served, serving, until
+from tests.service.fakes import FakeEngine, Served, once, rewrite, serving, until
 from tests.service.rpc.test_administration import experiments, refused, tenants
 
 CODE = grpc.StatusCode
 ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "hybrid", "drafting": {"maxNodes": 5}}]
 NAME = "experiments/x"
-T = TypeVar("T")
 
 
 def fix_salts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ async def started(served: Served, arms: list[dict[str, Any]] | None = None, **fi
 
 
 async def knows(served: Served) -> None:
-    """Waits until a server has read of the running experiment; 5 s at most."""
+    """Waits until a server has read of the running experiment."""
     await until(lambda: any(experiment.started_at for experiment in catalog(served).experiments()))
 
 
@@ -105,15 +105,6 @@ async def all_asked(served: Served, ids: list[str], **fields: Any) -> list[pb.St
 async def read(served: Served) -> xp.ExperimentReport:
     found: xp.ExperimentReport = await experiments(served).GetExperimentReport(xp.GetExperimentReportRequest(name=NAME))
     return found
-
-
-async def once(found: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
-    """What is found as soon as it is right; 5 s at most."""
-    for _ in range(250):
-        if is_right(value := await found()):
-            return value
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"still {value}")
 
 
 async def requests_counted(served: Served, least: int) -> list[int]:
@@ -153,7 +144,8 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
         assert "Too early" in found.conclusions[0].text
     async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
-        assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again
+        expected = len(inside) + 2 * again
+        assert sum(await requests_counted(three, expected)) == expected
 
 
 async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
@@ -161,7 +153,9 @@ async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
 ) -> None:
     monkeypatch.setattr(counting, "POLL_SECONDS", 60.0)  # the stop alone writes
     monkeypatch.setattr(follower, "POLL_SECONDS", 0.01)  # a look at a store that has gone is a warning
-    settings: dict[str, Any] = {"store": "embedded", "store_folder": tmp_path / "s"}
+    settings: dict[str, Any] = {"store": "embedded", "store_folder": tmp_path / "s", "drain_grace": 20.0}
+    gc.collect()
+    caplog.clear()  # of what earlier tests left
     async with serving(**settings) as one:
         await started(one)
         await all_asked(one, ["1", "2", "3"])
@@ -284,7 +278,7 @@ async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Pa
         await provoke(served, experiment, ("trie", "bad", "ok"))
         for one in (served, other):
             assert [stop.arm for stop in (await stopped(one)).stopped_arms] == ["bad"]
-        path.write_text(path.read_text().replace("id: ok", "id: better"))  # another experiment
+        rewrite(path, path.read_text().replace("id: ok", "id: better"))  # another experiment
         await stopped(served, arms=False)
 
 
@@ -368,12 +362,14 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
         await started(served, [ARMS[0], {"id": "fork", "memory": "ARM_MEMORY_FORKED"}], tenants=scope)
         if stored:
             await knows(other)
+        learned = Counter(fork=1)  # what the tenant's memory had
         for one in servers:
-            await all_asked(one, [f"{one is served}{number}" for number in range(8)])
+            for answer in await all_asked(one, [f"{one is served}{number}" for number in range(8)]):
+                learned[answer.arm] += 1
         await served.assert_idle()
         memory = served.memory
-        await until(lambda: all(not one.memory.outbox.pending for one in servers))
-        await asyncio.sleep(0.2)
+        await until(lambda: not any(one.memory.outbox.pending for one in servers))
+        await until(lambda: all(len(log_of(memory, "acme", f"x/{arm}")) == learned[arm] for arm in ("fork", "trie")))
         won, lost = log_of(memory, "acme", "x/fork"), log_of(memory, "acme", "x/trie")
         assert len(won) > 1
         assert len(log_of(memory, "acme")) == 1

@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,12 @@ async def two(**of_second: Any) -> AsyncIterator[tuple[Listening, Served, Served
         yield gateway, first, second
 
 
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+@pytest.fixture
+def away() -> Iterator[str]:
+    """An address on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def with_key(sent: bytes, key: str) -> bytes:
@@ -79,8 +82,7 @@ async def test_models_are_those_of_all_services_as_they_say_themselves() -> None
         assert await gateway.answered(get("/v1/models/org/second")) == (200, answer["data"][1])
 
 
-async def test_a_service_that_is_away_is_so_for_its_own_requests_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    away = closed_port()
+async def test_a_service_that_is_away_is_so_for_its_own_requests_alone(away: str) -> None:
     async with serving() as first, listening({"away": away, "first": first.server.address}) as gateway:
         status, answer = await gateway.posted(CHAT, {"messages": MESSAGES, "model": "away"})
         message = "model 'away': the service cannot be reached; try again later"
@@ -103,8 +105,8 @@ async def test_a_service_that_is_away_is_so_for_its_own_requests_alone(capsys: p
     assert 'draftwood_gateway_request_duration_seconds_count{model="first",path="/v1/completions"} 1.0' in metrics
 
 
-async def test_no_model_is_listed_if_no_service_answers() -> None:
-    async with listening({"first": closed_port(), "second": closed_port()}) as gateway:
+async def test_no_model_is_listed_if_no_service_answers(away: str) -> None:
+    async with listening({"first": away, "second": away}) as gateway:
         for sent in (get("/v1/models"), get("/health"), post(COMPLETIONS, {**SMALL, "metadata": {"a": "x" * 70_000}})):
             assert (await gateway.answered(sent))[0] == 503
 

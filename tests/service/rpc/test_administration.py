@@ -18,7 +18,7 @@ from draftwood.v1 import generation_pb2
 from draftwood_model_runner.request import MemoryOptions
 from draftwood_tenants.config import TenantConfig
 from tests.memory.servers import Valkey
-from tests.service.fakes import Served, refusal, serving, until
+from tests.service.fakes import Served, refusal, rewrite, serving, until
 from tests.service.rpc.test_endings import reason
 
 CODE = grpc.StatusCode
@@ -193,10 +193,10 @@ async def test_what_the_file_names_is_the_files(tmp_path: Path, caplog: pytest.L
         await refused(update(served, weight=3), CODE.FAILED_PRECONDITION, "tenants file")
         await refused(delete(served), CODE.FAILED_PRECONDITION)
         await create(served, "b", weight=4)
-        path.write_text("tenants:\n- {name: tenants/b, weight: 7}\n- {name: tenants/a, wait: 1}\n")
+        rewrite(path, "tenants:\n- {name: tenants/b, weight: 7}\n- {name: tenants/a, wait: 1}\n")
         await until(lambda: "the version before stays in use" in caplog.text)
         assert (config_of(served, "a").weight, config_of(served, "b").weight) == (2, 4)  # a broken file changes nothing
-        path.write_text("tenants:\n- {name: tenants/b, weight: 7}\n")
+        rewrite(path, "tenants:\n- {name: tenants/b, weight: 7}\n")
         await until(lambda: config_of(served, "b").weight == 7)
         assert config_of(served, "a") == TenantConfig()
 

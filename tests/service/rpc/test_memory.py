@@ -34,7 +34,7 @@ from draftwood_memory.store import purges
 from draftwood_memory.store.naming import MemoryName
 from draftwood_service.rpc.memory import _PAUSE, MemoryTurn
 from draftwood_strategies import Strategy
-from tests.memory.helpers import agreed, learn_output, learned_by, log_of, numbers, replicas, strategy_of
+from tests.memory.helpers import agreed, fill, learn_output, learned_by, log_of, numbers, replicas, strategy_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import Served, serving, until
 
@@ -69,7 +69,7 @@ class OffLoop:
 
 @asynccontextmanager
 async def client_of(served: Served, **options: Any) -> AsyncIterator[OffLoop]:
-    client = MemoryClient(served.server.address, timeout=10, **options)
+    client = MemoryClient(served.server.address, timeout=60, **options)
     try:
         yield OffLoop(client)
     finally:
@@ -451,13 +451,14 @@ async def test_pages_of_an_export_fit_what_clients_receive() -> None:
 
 
 async def test_memory_streams_whose_client_stalls_are_ended() -> None:
-    async with serving(stall_timeout=0.3) as served, client_of(served) as client:
+    async with serving(stall_timeout=0.3) as served:
         served.model.tokenizer.decode = lambda *_, **__: "x" * 1_000_000  # type: ignore[method-assign]
-        await client.warm(["x" * 8192] * 50)
+        # Over a call it would have to be quick, too.
+        await served.server.bridge.run_operation(fill("default", *[b"x" * 8192] * 50))
         stub: Any = pb_grpc.MemoryServiceStub(served.channel)
         export = aiter(stub.ExportMemory(pb.ExportMemoryRequest()))
         await anext(export)
-        await asyncio.sleep(1.0)  # reads nothing
+        assert await served.server.bridge.wait_idle(60.0)  # reads nothing
         with pytest.raises(grpc.aio.AioRpcError, match="read or sent nothing"):
             [message async for message in export]
         for method, make in ((stub.WarmMemory, pb.WarmMemoryRequest), (stub.ImportMemory, pb.ImportMemoryRequest)):

@@ -130,9 +130,9 @@ def test_arguments_are_the_text_that_the_model_wrote() -> None:
 
 
 def test_a_name_without_an_end_is_looked_at_once() -> None:
-    began, text = time.process_time(), '<tool_call>{"name": "' + "x" * 100_000
+    began, text = time.thread_time(), '<tool_call>{"name": "' + "x" * 100_000
     assert read(MARKED, text, [*range(4, len(text), 4)]) == [text]
-    assert time.process_time() - began < 3
+    assert time.thread_time() - began < 3
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_each_character_of_a_long_call_is_looked_at_once(order: str, begin: str,
     for count in (4_000, 32_000):
         arguments = begin + piece * count + end
         text = f"<tool_call>{order.format(arguments)}</tool_call>"
-        began = time.process_time()
+        began = time.thread_time()
         assert read(MARKED, text, [*range(4, len(text), 4)]) == [("track", json.loads(arguments))]
-        seconds.append(time.process_time() - began)
+        seconds.append(time.thread_time() - began)
     assert seconds[1] < 24 * seconds[0]
 
 

@@ -121,9 +121,8 @@ async def test_running_and_waiting_are_shown_while_they_last() -> None:
     async with serving(engine, max_running=1) as served:
         calls = [served.stub.GenerateStream(ask("x", 2000, tenant=OWN)) for _ in range(2)]
         stream = watch(served)
-        while (seen := (await stream.read()).status.load).running + seen.waiting < 2:
+        while ((seen := (await stream.read()).status.load).running, seen.waiting) != (1, 1):
             pass
-        assert (seen.running, seen.waiting) == (1, 1)
         for call in calls:
             call.cancel()
         while (seen := (await stream.read()).status).load.running + seen.load.waiting:
@@ -161,9 +160,8 @@ async def test_a_watch_ends_after_the_longest_time_of_a_request() -> None:
 
 
 async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
-    engine = FakeEngine()
-    engine.step_seconds = 0.05
-    async with serving(engine, drain_grace=20.0) as served:
+    async with serving(drain_grace=20.0) as served:
+        served.engine.gate.clear()
         call = served.stub.GenerateStream(ask("x", 60))
         await call.read()
         stream = watch(served)
@@ -172,12 +170,14 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
         stopping = asyncio.create_task(served.server.stop())
         while (await stream.read()).status.state != pb.SERVING_STATE_DRAINING:
             pass
+        served.engine.gate.set()
         assert (await answer(call)).finished
         await stopping
         assert time.monotonic() - began < 15
 
 
 async def test_a_restart_of_the_engine_is_shown(served: Served) -> None:
+    served.engine.may_load.clear()
     served.engine.step_error = RuntimeError("broken")
     error = (await served.answer(ask("x"))).status
     assert (error.code(), reason(error)) == (CODE.UNAVAILABLE, "ENGINE_STOPPED")
@@ -185,5 +185,6 @@ async def test_a_restart_of_the_engine_is_shown(served: Served) -> None:
     await until(lambda: not served.server.serving)
     assert (await status_of(served)).state == pb.SERVING_STATE_RESTARTING
     served.engine.step_error = None
+    served.engine.may_load.set()
     await until(lambda: served.server.serving)
     assert (await status_of(served)).load.engine_restarts == 1

@@ -60,14 +60,14 @@ async def test_sizes_reveal_neither_the_text_nor_the_accepted_tokens() -> None:
 async def test_deltas_come_at_multiples_of_the_cadence_only() -> None:
     async with serving(delta_cadence=0.1) as served:
         served.engine.step_seconds = 0.01
-        call, times = served.stub.GenerateStream(ask(max_tokens=100, drafting=NO_DRAFTS)), []
+        began, times = time.perf_counter(), []
+        call = served.stub.GenerateStream(ask(max_tokens=100, drafting=NO_DRAFTS))
         while isinstance(event := await call.read(), pb.GenerateStreamResponse):
-            if event.WhichOneof("event") != "finished":
-                times.append(time.perf_counter())
-        offsets = [(later - times[0]) / 0.1 for later in times[1:]]
+            if event.WhichOneof("event") == "delta":
+                times.append(time.perf_counter() - began)
         # The engine writes every 10 ms; a reader on a busy machine may see a delta late, but none early.
-        assert 3 <= len(offsets) <= 12
-        assert all(offset > number - 0.5 for number, offset in enumerate(offsets, 1))
+        assert len(times) >= 3
+        assert all(later > 0.1 * number - 0.01 for number, later in enumerate(times, 1))
 
 
 async def test_a_queued_request_sends_empty_deltas() -> None:
@@ -165,6 +165,7 @@ async def test_messages_are_not_compressed_for_a_client_that_could_read_it() -> 
 
 async def test_an_error_ends_the_answer_at_once() -> None:
     async with serving(delta_cadence=5.0, delta_padding=PADDING) as served:
+        served.engine.step_seconds = 0.01
         call = served.stub.GenerateStream(ask())
         await call.read()
         await until(lambda: served.engine.running == 1)
@@ -174,20 +175,22 @@ async def test_an_error_ends_the_answer_at_once() -> None:
         assert time.perf_counter() - began < 4.0
 
 
-@pytest.mark.parametrize("own_deadline", [0.2, None])
+@pytest.mark.parametrize("own_deadline", [0.8, None])
 async def test_deadlines_hold_also_after_the_last_token(own_deadline: float | None) -> None:
-    async with serving(delta_cadence=0.05, delta_rounding=10_000, default_timeout=0.3) as served:
-        result = await served.answer(ask(max_tokens=6), timeout=own_deadline)
+    async with serving(delta_cadence=0.05, delta_rounding=10_000, default_timeout=0.9) as served:
+        result = await served.answer(ask(max_tokens=6, drafting=NO_DRAFTS), timeout=own_deadline)
         assert result.text == "abcdef"
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_shutdown_ends_an_answer_that_only_waits_for_its_end() -> None:
     async with serving(delta_cadence=0.05, delta_rounding=10_000) as served:
-        call = asyncio.create_task(served.answer(ask(max_tokens=6)))
-        await until(lambda: served.engine.steps >= 3 and not served.engine.has_work)
+        call, text = served.stub.GenerateStream(ask(max_tokens=6)), ""
+        while text != "abcdef":
+            event: Any = await call.read()
+            text += "".join(part.text for part in event.delta.parts)
         await served.server.stop(grace=0.1)
-        assert reason((await call).status) == "SHUTTING_DOWN"
+        assert reason((await answer(call)).status) == "SHUTTING_DOWN"
 
 
 async def test_a_cadence_longer_than_the_pause_of_slow_readers_pauses_nobody(caplog: pytest.LogCaptureFixture) -> None:

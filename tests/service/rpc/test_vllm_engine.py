@@ -217,14 +217,14 @@ async def test_methods_by_role(tmp_path: Path) -> None:
 async def test_abort_ends_requests_of_the_own_tenant_alone(tmp_path: Path) -> None:
     async with guarded(tmp_path, "acme", "beta", None) as (served, [acme, beta, operator]):
         engine = engine_of(served)
-        served.engine.step_seconds = 0.01  # 100 steps for an answer
+        served.engine.step_seconds = 0.01  # an answer of 4,000 tokens takes 20 s
         calls = {
-            name: asyncio.create_task(said(engine.Generate(ask(200, stream, name), metadata=metadata(key))))
-            for name, key, stream in (
-                ("stream", acme, True),
-                ("whole", acme, False),
-                ("other", acme, True),
-                ("foreign", beta, True),
+            name: asyncio.create_task(said(engine.Generate(ask(tokens, stream, name), metadata=metadata(key))))
+            for name, key, stream, tokens in (
+                ("stream", acme, True, 4000),
+                ("whole", acme, False, 4000),
+                ("other", acme, True, 100),
+                ("foreign", beta, True, 100),
             )
         }
         await until(lambda: len(served.engine.added) == 4)
@@ -234,7 +234,7 @@ async def test_abort_ends_requests_of_the_own_tenant_alone(tmp_path: Path) -> No
             _, [end] = await calls[name]
             assert end.finish_reason == expected, name
         await served.assert_idle()
-        call = asyncio.create_task(said(engine.Generate(ask(200, True, "foreign"), metadata=metadata(beta))))
+        call = asyncio.create_task(said(engine.Generate(ask(4000, True, "foreign"), metadata=metadata(beta))))
         await until(lambda: len(served.engine.added) == 5)
         await engine.Abort(pb.AbortRequest(request_ids=["foreign"]), metadata=metadata(operator))
         await engine.Abort(pb.AbortRequest(request_ids=["foreign"]), metadata=metadata(operator, "beta"))

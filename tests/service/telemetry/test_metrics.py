@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -23,7 +23,7 @@ from draftwood_service.telemetry.metrics import ALIASES
 from draftwood_service.telemetry.names import Kind, Metric
 from draftwood_service.telemetry.observed import OBSERVED
 from draftwood_service.telemetry.open_telemetry import OpenTelemetry
-from tests.service.fakes import Served, answer, serving, until
+from tests.service.fakes import Served, answer, once, serving, until
 from tests.service.rpc.test_endings import ask
 
 DOCS = Path(__file__).parents[3] / "docs" / "telemetry.md"
@@ -42,7 +42,10 @@ def exposed_name(metric: Metric) -> str:
     return name
 
 
-async def collected(served: Served) -> dict[str, Family]:
+async def collected(
+    served: Served, is_right: Callable[[dict[str, Family]], bool] = lambda families: True
+) -> dict[str, Family]:
+    """The metrics as soon as they are right: a call that failed is counted after its caller has read why."""
     telemetry = served.server._bound.telemetry
     assert isinstance(telemetry, OpenTelemetry)
     url = f"http://127.0.0.1:{telemetry.metrics_port}/metrics"
@@ -51,7 +54,7 @@ async def collected(served: Served) -> dict[str, Family]:
         with urllib.request.urlopen(url, timeout=5) as page:
             return {family.name: family for family in text_string_to_metric_families(page.read().decode())}
 
-    return await asyncio.to_thread(read)
+    return await once(lambda: asyncio.to_thread(read), is_right)
 
 
 def value(families: dict[str, Family], name: str, **labels: str) -> float:
@@ -81,7 +84,9 @@ async def test_the_load_has_vllms_names_too_if_asked_for() -> None:
     async with serving(metrics_port=0, metrics_vllm_names=True) as served:
         calls = [asyncio.ensure_future(answer(served.stub.GenerateStream(ask("hello", 4000)))) for _ in range(3)]
         await until(lambda: served.server.bridge.reports.latest.load.running == 3)
+        served.engine.gate.clear()
         families = await collected(served)
+        served.engine.gate.set()
         await asyncio.gather(*calls)
         await until(lambda: served.server.bridge.reports.latest.load.running == 0)
         idle = await collected(served)
@@ -109,7 +114,9 @@ async def test_requests_are_measured_by_their_end() -> None:
         await served.assert_idle()
         with pytest.raises(grpc.aio.AioRpcError):
             await served.stub.Tokenize(pb.TokenizeRequest())
-        families = await collected(served)
+        families = await collected(
+            served, lambda found: value(found, "rpc_server_call_duration_seconds", error_type="INVALID_ARGUMENT") == 2
+        )
     duration = "gen_ai_server_request_duration_seconds"
     assert value(families, duration) == 3
     assert value(families, duration, error_type="cancelled") == 1
@@ -140,11 +147,13 @@ async def test_tenants_are_shown_only_where_the_list_names_them() -> None:
 async def test_health_is_a_metric() -> None:
     async with serving(metrics_port=0) as served:
         assert value(await collected(served), "draftwood_serving") == 1
+        served.engine.may_load.clear()
         served.engine.step_error = RuntimeError("broken")
         await answer(served.stub.GenerateStream(ask("hello", 10)))
         await until(lambda: not served.server.serving)
         assert value(await collected(served), "draftwood_serving") == 0
         served.engine.step_error = None
+        served.engine.may_load.set()
         await until(lambda: served.server.recovery.restarts == 1 and served.server.serving)
         assert value(await collected(served), "draftwood_engine_restarts") == 1
 
