@@ -24,44 +24,29 @@ PACKAGES: list[dict[str, Any]] = tomllib.loads(TEXT)["packages"]
 LOCKED = {package["name"]: package["version"] for package in PACKAGES}
 
 
-def wanted() -> list[Requirement]:
-    return required(requirements())
+HERE = {
+    package["name"]: package["version"]
+    for package in PACKAGES
+    if "marker" not in package or Marker(package["marker"]).evaluate()
+}
 
 
-def test_it_is_a_standard_lock_file() -> None:
-    lock = Pylock.from_dict(tomllib.loads(TEXT))
-    assert str(lock.lock_version) == "1.0"
-    assert len(lock.packages) == len(LOCKED)
-
-
-def test_it_meets_the_requirements_of_all_distributions_and_tools() -> None:
-    unmet = [
-        str(one)
-        for one in [*wanted(), *map(Requirement, TORCH_NEEDS)]
-        if LOCKED.get(canonicalize_name(one.name), "0") not in one.specifier
-    ]
-    assert unmet == []
-
-
-def test_it_has_all_that_those_need_and_nothing_else() -> None:
-    here = {package["name"] for package in PACKAGES if "marker" not in package or Marker(package["marker"]).evaluate()}
-    needed = with_dependencies(wanted())
-    elsewhere = {"triton"} if "marker" in one_of("triton") and "triton" not in here else set()
-    assert needed - elsewhere <= here
-    assert here - needed == set()
-
-
-def one_of(name: str) -> dict[str, Any]:
-    return next(package for package in PACKAGES if package["name"] == name)
+def test_it_has_all_that_distributions_and_tools_need_and_nothing_else() -> None:
+    wanted = required(requirements())
+    locked = [(one, LOCKED.get(canonicalize_name(one.name), "0")) for one in (*wanted, *map(Requirement, TORCH_NEEDS))]
+    assert [f"{one}: {version}" for one, version in locked if version not in one.specifier] == []
+    elsewhere = {"triton"} & LOCKED.keys() - HERE.keys()
+    assert with_dependencies(wanted) - elsewhere == HERE.keys()
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11) or sys.platform != "linux", reason="CI's Python and system")
 def test_it_is_what_is_installed() -> None:
-    here = [package for package in PACKAGES if "marker" not in package or Marker(package["marker"]).evaluate()]
-    assert {one["name"]: version(one["name"]) for one in here} == {one["name"]: one["version"] for one in here}
+    assert {name: version(name) for name in HERE} == HERE
 
 
-def test_all_files_have_hashes_and_public_addresses() -> None:
+def test_it_is_a_standard_lock_file_with_hashes_and_public_addresses() -> None:
+    lock = Pylock.from_dict(tomllib.loads(TEXT))
+    assert (str(lock.lock_version), len(lock.packages)) == ("1.0", len(LOCKED))
     files = [
         file
         for package in PACKAGES
