@@ -40,7 +40,7 @@ def page_of_gateway() -> str:
 @pytest.mark.system
 def test_every_query_names_what_is_exported() -> None:
     with watched_service() as service:
-        series = exposed(service.page()) | exposed(page_of_gateway())
+        series = exposed(service.audited()) | exposed(page_of_gateway())
     assert [problem for query in queries(minReplicas=0) for problem in problems(query, series)] == []
     assert {*scaled_by(values("cluster-tenants"))} <= series.keys()
     for query in queries(minReplicas=0):
