@@ -119,15 +119,9 @@ def violation(field: str, description: str) -> Any:
 
 
 def started(request: pb.GenerateRequest, experiment: str = "", arm: str = "") -> pb.GenerateStreamResponse:
+    own: Any = {"request_id": request.request_id or "server-made", "tenant": request.tenant or "default"}
     event = pb.Started(
-        request_id=request.request_id or "server-made",
-        model="fake",
-        tenant=request.tenant or "default",
-        strategy="trie",
-        prompt_tokens=3,
-        max_tokens=100,
-        experiment=experiment,
-        arm=arm,
+        model="fake", strategy="trie", prompt_tokens=3, max_tokens=100, experiment=experiment, arm=arm, **own
     )
     return pb.GenerateStreamResponse(started=event)
 
