@@ -58,7 +58,7 @@ class Terminal:
         while not ready:
             assert time.monotonic() < end, f"{text!r} did not come"
             self.interrupt()
-            ready, _, _ = select.select([self._fd], [], [], 1)
+            ready, _, _ = select.select([self._fd], [], [], 5)
         self.wait_for(text)
 
     def wait_for(self, text: str) -> str:

@@ -146,7 +146,7 @@ def test_ctrl_c_at_a_question_is_quiet(silent: str) -> None:
         for _ in range(20):  # readline ignores one that comes between its prompt and its wait
             terminal.interrupt()
             with suppress(subprocess.TimeoutExpired):
-                terminal.process.wait(1)
+                terminal.process.wait(3)
                 break
         assert terminal.process.returncode == 130
         terminal.read_rest()

@@ -46,6 +46,7 @@ a_sum{pod_name="x"} 1
 
 
 @pytest.mark.system
+@pytest.mark.timeout(600)  # as long as a service may start, and be audited
 def test_all_metrics_and_labels_are_those_of_a_running_service() -> None:
     with watched_service() as service:
         series = exposed(service.audited())
