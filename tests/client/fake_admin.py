@@ -62,8 +62,6 @@ class FakeResources:
 
     def Create(self, request: Any, context: Any) -> Any:
         name, given = f"{self.noun}s/{getattr(request, f'{self.noun}_id')}", getattr(request, self.noun)
-        if given.name not in ("", name):
-            bad(context, f"{self.noun}.name", "must be empty or that of the id")
         if name in self.held:
             fail(context, CODE.ALREADY_EXISTS, f"{name}: exists already", name)
         made = self.kind(name=name)
@@ -125,11 +123,8 @@ class FakeExperiments(FakeResources):
         return self._move(request, context, xp.EXPERIMENT_STATE_STOPPED, xp.EXPERIMENT_STATE_RUNNING)
 
     def Conclude(self, request: Any, context: Any) -> Any:
-        experiment = self.Get(request, context)
         if not request.winner:
             fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: no arm is better", request.name, "STATE")
-        if not experiment.tenants and not request.keep_tenants:
-            fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: is for all tenants", request.name, "TENANTS")
         allowed = xp.EXPERIMENT_STATE_RUNNING, xp.EXPERIMENT_STATE_STOPPED
         return self._move(request, context, xp.EXPERIMENT_STATE_CONCLUDED, *allowed, winner=request.winner)
 
