@@ -15,7 +15,6 @@ from draftwood_service.gateway.app import Metrics
 from tests.helm.chart import OPEN, render
 from tests.helm.test_renders import of_kind, values
 from tests.monitoring.expressions import exposed, problems
-from tests.monitoring.service import watched_service
 
 
 def queries(**autoscaling: Any) -> list[str]:
@@ -40,9 +39,8 @@ def page_of_gateway() -> str:
 
 @pytest.mark.system
 @pytest.mark.timeout(600)  # as long as a service may start, and be audited
-def test_every_query_names_what_is_exported() -> None:
-    with watched_service() as service:
-        series = exposed(service.audited()) | exposed(page_of_gateway())
+def test_every_query_names_what_is_exported(series: dict[str, set[str]]) -> None:
+    series = series | exposed(page_of_gateway())
     assert [problem for query in queries(minReplicas=0) for problem in problems(query, series)] == []
     assert {*scaled_by(values("cluster-tenants"))} <= series.keys()
     for query in queries(minReplicas=0):
