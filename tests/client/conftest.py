@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
 from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolicy
 from draftwood_client.cli import build_app
-from tests.certificates import make_certificate
 from tests.client.fake_admin import FakeAdmin
 from tests.client.fake_server import FakeServer
 
@@ -22,11 +20,8 @@ OWN_CONNECTION = {"grpc.use_local_subchannel_pool": 1}
 """Else a client shares a connection that an earlier test has left, to a server on the same port that was stopped."""
 
 
-class Ask(Protocol):
-    def __call__(self, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
-        """One whole answer of the fake server."""
-
-
+Ask = Callable[..., Completion]
+"""One whole answer of the fake server."""
 Connect = Callable[..., Any]
 """A client of a target and options, with the interface of asyncio."""
 
@@ -101,27 +96,17 @@ def run_admin(admin: FakeAdmin) -> Cli:
 
 @pytest.fixture
 def ask(connect: Connect, server: FakeServer) -> Ask:
-    async def answer(prompt: Prompt, retry: RetryPolicy, **options: Any) -> Completion:
-        async with connect(server.target, retry=retry, channel_options=OWN_CONNECTION) as client:
+    async def answer(prompt: Prompt, **options: Any) -> Completion:
+        async with connect(server.target, retry=QUICK, channel_options=OWN_CONNECTION) as client:
             completion: Completion = await client.generate(prompt, **options)
             return completion
 
-    def ask(prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
-        return asyncio.run(answer(prompt, retry, **options))
-
-    return ask
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key, used as authority, server and client certificate."""
-    return make_certificate(tmp_path_factory.mktemp("tls"))
+    return lambda prompt="hi", **options: asyncio.run(answer(prompt, **options))
 
 
 @pytest.fixture
-def tls_server(certificate: tuple[Path, Path]) -> Iterator[FakeServer]:
-    """A server that requires the client certificate."""
-    cert, key = (path.read_bytes() for path in certificate)
-    credentials = grpc.ssl_server_credentials([(key, cert)], root_certificates=cert, require_client_auth=True)
-    with FakeServer(credentials=credentials) as server:
-        yield server
+def nobody() -> Iterator[str]:
+    """An address where nothing listens, and that no other process gets."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"

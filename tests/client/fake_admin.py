@@ -20,11 +20,8 @@ from draftwood_service.rpc.tenants import apply_mask
 from tests.client.fake_server import Running, abort, reason, violation
 
 CODE = grpc.StatusCode
-OF_THE_SERVER = frozenset(
-    {
-        *("name", "etag", "create_time", "update_time", "origin"),
-        *("state", "start_time", "end_time", "salt", "winner", "stopped_arms"),
-    }
+OF_THE_SERVER = frozenset({"name", "etag", "create_time", "update_time", "origin"}) | frozenset(
+    {"state", "start_time", "end_time", "salt", "winner", "stopped_arms"}
 )
 
 
@@ -65,8 +62,6 @@ class FakeResources:
 
     def Create(self, request: Any, context: Any) -> Any:
         name, given = f"{self.noun}s/{getattr(request, f'{self.noun}_id')}", getattr(request, self.noun)
-        if given.name not in ("", name):
-            bad(context, f"{self.noun}.name", "must be empty or that of the id")
         if name in self.held:
             fail(context, CODE.ALREADY_EXISTS, f"{name}: exists already", name)
         made = self.kind(name=name)
@@ -82,9 +77,8 @@ class FakeResources:
             interfere()
         given = getattr(request, self.noun)
         current = self.changeable(given, context)
-        return self.put(
-            "update", current, masked(current, given, [*request.update_mask.paths], context), request, context
-        )
+        mask = masked(current, given, [*request.update_mask.paths], context)
+        return self.put("update", current, mask, request, context)
 
     def Delete(self, request: Any, context: Any) -> Empty:
         if request.name not in self.held and request.allow_missing:
@@ -129,11 +123,8 @@ class FakeExperiments(FakeResources):
         return self._move(request, context, xp.EXPERIMENT_STATE_STOPPED, xp.EXPERIMENT_STATE_RUNNING)
 
     def Conclude(self, request: Any, context: Any) -> Any:
-        experiment = self.Get(request, context)
         if not request.winner:
             fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: no arm is better", request.name, "STATE")
-        if not experiment.tenants and not request.keep_tenants:
-            fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: is for all tenants", request.name, "TENANTS")
         allowed = xp.EXPERIMENT_STATE_RUNNING, xp.EXPERIMENT_STATE_STOPPED
         return self._move(request, context, xp.EXPERIMENT_STATE_CONCLUDED, *allowed, winner=request.winner)
 
@@ -162,27 +153,25 @@ class FakeAdmin(Running):
         self.experiments = FakeExperiments()
         self.metadata: list[dict[str, Any]] = []
         self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-        self._serve(self.tenants)
-        self._serve(self.experiments)
+        for resources in (self.tenants, self.experiments):
+            noun = resources.noun.title()
+            service = resources.messages.DESCRIPTOR.services_by_name[f"{noun}Service"]
+            handlers = {method.name: self._handler(resources, method, noun) for method in service.methods}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
-    def _serve(self, resources: FakeResources) -> None:
-        noun = resources.noun.title()
-        service = resources.messages.DESCRIPTOR.services_by_name[f"{noun}Service"]
-        handlers: dict[str, Any] = {}
-        for method in service.methods:
-            answer = getattr(resources, method.name.replace(f"{noun}s", "").replace(noun, ""))
+    def _handler(self, resources: FakeResources, method: Any, noun: str) -> Any:
+        answer = getattr(resources, method.name.replace(f"{noun}s", "").replace(noun, ""))
 
-            def handle(request: Any, context: Any, answer: Callable[..., Any] = answer) -> Any:
-                self.metadata.append(dict(context.invocation_metadata()))
-                return answer(request, context)
+        def handle(request: Any, context: Any) -> Any:
+            self.metadata.append(dict(context.invocation_metadata()))
+            return answer(request, context)
 
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                handle,
-                request_deserializer=GetMessageClass(method.input_type).FromString,
-                response_serializer=lambda response: response.SerializeToString(),
-            )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+        read, write = (
+            GetMessageClass(method.input_type).FromString,
+            GetMessageClass(method.output_type).SerializeToString,
+        )
+        return grpc.unary_unary_rpc_method_handler(handle, read, write)
 
 
 def check(message: Any, context: Any) -> None:

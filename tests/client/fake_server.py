@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, Self
 
 import grpc
@@ -17,16 +18,19 @@ from draftwood.v1.generation_pb2_grpc import GenerationServiceServicer, add_Gene
 
 Events = Iterator[pb.GenerateStreamResponse]
 Behaviour = Callable[[pb.GenerateRequest, Any, "FakeServer"], Events]
+WAIT_SECONDS = 60.0
+"""For what happens at once, unless the machine has much else to do."""
 
 
-def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pause: float = 0.0) -> Behaviour:
-    """Started, one delta per text, Finished; `pause` seconds before each delta."""
+def answers(
+    *texts: str, drafted: Sequence[bool] = (), stop_string: str = "", turns: threading.Semaphore | None = None
+) -> Behaviour:
+    """Started, one delta per text, Finished. With `turns`, each delta waits until they are released once more."""
 
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
         yield started(request, *server.arm)
         for number, text in enumerate(texts):
-            if server.cancelled.wait(pause):
-                return
+            assert turns is None or turns.acquire(timeout=WAIT_SECONDS)
             yield delta(request, text, drafted[number] if drafted else number > 0)
         yield finished(len(texts), stop_string)
 
@@ -68,27 +72,23 @@ def fails(
 
 
 def hangs(*texts: str) -> Behaviour:
-    """Started and the texts, then nothing until the client disconnects."""
+    """Started and a delta per text, then nothing until the client disconnects."""
 
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
         yield started(request)
-        for text in texts:
-            yield delta(request, text, drafted=False)
-        server.cancelled.wait(30)
+        for number, text in enumerate(texts):
+            yield delta(request, text, drafted=number > 0)
+        yield from silent(request, context, server)
 
     return behave
 
 
 def silent(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
-    """Nothing, not even Started."""
-    server.cancelled.wait(30)
+    """Nothing, not even Started, until the client disconnects."""
+    gone = threading.Event()
+    if context.add_callback(gone.set):
+        gone.wait(WAIT_SECONDS)
     yield from ()
-
-
-def unfinished(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
-    """Violates the protocol: ends with OK, but without Finished."""
-    yield started(request)
-    yield delta(request, "half", drafted=False)
 
 
 def abort(context: Any, code: grpc.StatusCode, text: str, *details: message.Message, pushback: str | None) -> None:
@@ -97,42 +97,31 @@ def abort(context: Any, code: grpc.StatusCode, text: str, *details: message.Mess
         packed = any_pb2.Any()
         packed.Pack(detail)
         status.details.append(packed)
-    trailer: list[tuple[str, str | bytes]] = (
-        [("grpc-status-details-bin", status.SerializeToString())] if details else []
-    )
-    context.set_trailing_metadata((*trailer, *([("grpc-retry-pushback-ms", pushback)] if pushback else [])))
+    trailer = {
+        **({"grpc-status-details-bin": status.SerializeToString()} if details else {}),
+        **({"grpc-retry-pushback-ms": pushback} if pushback else {}),
+    }
+    context.set_trailing_metadata(tuple(trailer.items()))
     context.abort(code, text)
 
 
-def reason(name: str, **metadata: str) -> message.Message:
-    info: message.Message = error_details_pb2.ErrorInfo(reason=name, domain="draftwood", metadata=metadata)
-    return info
+def reason(name: str, **metadata: str) -> Any:
+    return error_details_pb2.ErrorInfo(reason=name, domain="draftwood", metadata=metadata)
 
 
-def retry_in(milliseconds: int) -> message.Message:
-    info = error_details_pb2.RetryInfo()
-    info.retry_delay.FromMilliseconds(milliseconds)
-    detail: message.Message = info
-    return detail
+def retry_in(milliseconds: int) -> Any:
+    return error_details_pb2.RetryInfo(retry_delay=timedelta(milliseconds=milliseconds))
 
 
-def violation(field: str, description: str) -> message.Message:
-    bad = error_details_pb2.BadRequest()
-    bad.field_violations.add(field=field, description=description)
-    detail: message.Message = bad
-    return detail
+def violation(field: str, description: str) -> Any:
+    violated = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
+    return error_details_pb2.BadRequest(field_violations=[violated])
 
 
 def started(request: pb.GenerateRequest, experiment: str = "", arm: str = "") -> pb.GenerateStreamResponse:
+    own: Any = {"request_id": request.request_id or "server-made", "tenant": request.tenant or "default"}
     event = pb.Started(
-        request_id=request.request_id or "server-made",
-        model="fake",
-        tenant=request.tenant or "default",
-        strategy="trie",
-        prompt_tokens=3,
-        max_tokens=100,
-        experiment=experiment,
-        arm=arm,
+        model="fake", strategy="trie", prompt_tokens=3, max_tokens=100, experiment=experiment, arm=arm, **own
     )
     return pb.GenerateStreamResponse(started=event)
 
@@ -154,15 +143,11 @@ def finished(tokens: int, stop_string: str) -> pb.GenerateStreamResponse:
     event.timings.queue.FromMilliseconds(250)
     event.timings.prefill.FromMilliseconds(500)
     event.timings.decode.FromMilliseconds(1250)
+    counts: Any = {"draft_tokens": 8, "accepted_tokens": 2}
+    by_source = {"trie": pb.SourceStatistics(**counts)}
     drafting = pb.DraftStatistics(
-        mean_acceptance_length=1.5,
-        steps=4,
-        draft_tokens=8,
-        accepted_tokens=2,
-        accepted_by_depth=[2, 1],
+        mean_acceptance_length=1.5, steps=4, accepted_by_depth=[2, 1], by_source=by_source, **counts
     )
-    drafting.by_source["trie"].draft_tokens = 8
-    drafting.by_source["trie"].accepted_tokens = 2
     drafting.draft_duration.FromMilliseconds(125)
     event.drafting.CopyFrom(drafting)
     return pb.GenerateStreamResponse(finished=event)
@@ -181,7 +166,7 @@ class Running:
         self.stop()
 
     def stop(self) -> None:
-        self._server.stop(None).wait(5)
+        assert self._server.stop(None).wait(WAIT_SECONDS)
 
 
 class FakeServer(Running, GenerationServiceServicer):
@@ -248,20 +233,7 @@ class FakeServer(Running, GenerationServiceServicer):
                 ended.set()
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
-        """What its stream makes, as one message."""
-        whole, answer = pb.GenerateResponse(), pb.Answer()
-        for event in self.GenerateStream(request, context):
-            if event.HasField("started"):
-                whole.started.CopyFrom(event.started)
-            answer.parts.extend(pb.AnswerPart(text=part.text) for part in event.delta.parts if part.text)
-            answer.token_ids.extend(event.delta.token_ids)
-            answer.details.extend(event.delta.details)
-            if event.HasField("finished"):
-                answer.result.CopyFrom(event.finished.samples[0])
-                for name in ("usage", "timings", "drafting"):
-                    getattr(whole, name).CopyFrom(getattr(event.finished, name))
-        whole.answers.append(answer)
-        return whole
+        raise NotImplementedError  # no client of ours calls it
 
     def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         self._note(context)

@@ -74,15 +74,17 @@ class FakeStatus(Running, StatusServiceServicer):
 
     Attributes:
         samples: of the next calls.
+        pause: seconds after each sample.
         error: ends each call before its first sample.
-        watched: set when all samples of a call were sent.
         intervals: that callers asked for, in seconds.
     """
 
-    def __init__(self, *samples: pb.ServerStatus, error: tuple[grpc.StatusCode, str] | None = None) -> None:
+    def __init__(
+        self, *samples: pb.ServerStatus, pause: float = 0.0, error: tuple[grpc.StatusCode, str] | None = None
+    ) -> None:
         self.samples = samples
+        self.pause = pause
         self.error = error
-        self.watched = threading.Event()
         self.intervals: list[float] = []
         self._port = 0
         self._ending = threading.Event()
@@ -111,7 +113,7 @@ class FakeStatus(Running, StatusServiceServicer):
             context.abort(*self.error)
         for status in self.samples:
             yield pb.WatchStatusResponse(status=status)
-        self.watched.set()
+            self._ending.wait(self.pause)
         while context.is_active() and not self._ending.wait(0.05):
             pass
 

@@ -16,14 +16,17 @@ from typing import Self
 
 import pytest
 
+_WAIT_SECONDS = 60.0
+"""Two are enough on a machine with nothing else to do."""
+
 
 class Terminal:
     """Runs a command until the context is left."""
 
-    def __init__(self, *args: str, target: str, lines: int = 24, columns: int = 80) -> None:
+    def __init__(self, *args: str, target: str) -> None:
         env = {**os.environ, "DRAFTWOOD_TARGET": target, "TERM": "xterm", "NO_COLOR": "", "FORCE_COLOR": ""}
         self._fd, inner = pty.openpty()
-        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         command = [sys.executable, "-m", "draftwood_command", *args]
         self.process = subprocess.Popen(
             command, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True, close_fds=True
@@ -50,17 +53,17 @@ class Terminal:
 
     def interrupt_until(self, text: str) -> None:
         """Presses Ctrl-C until `text` is shown: readline ignores one that comes between its prompt and its wait."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + _WAIT_SECONDS
         ready: list[int] = []
         while not ready:
             assert time.monotonic() < end, f"{text!r} did not come"
             self.interrupt()
-            ready, _, _ = select.select([self._fd], [], [], 1)
+            ready, _, _ = select.select([self._fd], [], [], 5)
         self.wait_for(text)
 
     def wait_for(self, text: str) -> str:
         """Reads until `text` is shown, after the text of the previous wait; returns what was shown before it."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + _WAIT_SECONDS
         while text not in self.shown:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not come; there is {self.shown!r}"
@@ -84,6 +87,6 @@ class Terminal:
         except OSError:  # the end of a pseudo-terminal
             pass
 
-    def end(self, seconds: float = 10) -> int:
+    def end(self) -> int:
         """The exit status."""
-        return self.process.wait(seconds)
+        return self.process.wait(_WAIT_SECONDS)

@@ -75,7 +75,6 @@ async def test_lists_read_all_pages(admin: FakeAdmin, client: Any) -> None:
     for name in "abcde":
         admin.tenants.held[f"tenants/{name}"] = pb.Tenant(name=f"tenants/{name}")
         admin.experiments.held[f"experiments/{name}"] = xp.Experiment(name=f"experiments/{name}")
-
     assert [tenant.name async for tenant in client.tenants.list()] == [*admin.tenants.held]
     assert [experiment.name async for experiment in client.experiments.list(page_size=1)] == [*admin.experiments.held]
 

@@ -17,16 +17,8 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.cli import plugins
 from draftwood_client.cli.chat import HELP
 from tests.client.conftest import Cli
-from tests.client.fake_server import FakeServer, answers, calls, fails, hangs, reason, violation
+from tests.client.fake_server import WAIT_SECONDS, FakeServer, answers, calls, fails, hangs, reason, violation
 from tests.client.terminal import Terminal
-
-
-def test_text_to_a_pipe_is_exact(cli: Cli, server: FakeServer) -> None:
-    server.script = [answers("Hé\r\n", "\x1b[31m\t", "ö")]
-    result = cli("chat", "Why?", "--show-drafts", NO_COLOR="")
-    assert result.stdout_bytes == "Hé\r\n\x1b[31m\tö".encode()
-    assert result.stderr == ""
-    assert result.exit_code == 0
 
 
 def contents(request: pb.GenerateRequest) -> list[str]:
@@ -67,59 +59,60 @@ def test_flags_reach_the_request(cli: Cli, server: FakeServer) -> None:
     assert not request.sampling.HasField("top_k")
 
 
-def test_drafted_tokens_are_coloured(cli: Cli, server: FakeServer) -> None:
+def test_text_to_a_pipe_is_exact_and_drafted_tokens_are_coloured(cli: Cli, server: FakeServer) -> None:
+    server.script = [answers("Hé\r\n", "\x1b[31m\t", "ö")]
+    result = cli("chat", "Why?", "--show-drafts", NO_COLOR="")
+    assert result.stdout_bytes == "Hé\r\n\x1b[31m\tö".encode()
+    assert (result.stderr, result.exit_code) == ("", 0)
     server.script = [answers("a", "b", "c", drafted=[False, True, False])]
     assert cli("chat", "x", "--show-drafts", NO_COLOR="", FORCE_COLOR="1").stdout == "a\x1b[32mb\x1b[0mc"
     assert cli("chat", "x", "--show-drafts", FORCE_COLOR="1").stdout == "abc"
     assert cli("chat", "x", NO_COLOR="", FORCE_COLOR="1").stdout == "abc"
 
 
-def test_json_is_one_object(cli: Cli) -> None:
+def test_json_is_one_object_and_statistics_go_to_stderr(cli: Cli, server: FakeServer) -> None:
     result = cli("chat", "x", "--json", "--show-drafts")
     value = json.loads(result.stdout)
-    assert result.stdout.count("\n") == 1
-    assert value["text"] == "Hello, wörld!"
+    assert (result.stdout.count("\n"), value["text"]) == (1, "Hello, wörld!")
     assert (value["finish_reason"], value["matched_stop"]) == ("stop", None)
     assert value["timings"] == {"queue": 0.25, "prefill": 0.5, "decode": 1.25}
     assert value["drafting"]["by_source"] == {"trie": {"draft_tokens": 8, "accepted_tokens": 2}}
-    assert value["details"][1] == {**{"token_id": 0, "text": ", wörld", "bytes": [], "special": False, "drafted": True}}
-    assert "details" not in json.loads(cli("chat", "x", "--json").stdout)
-
-
-def test_stats_go_to_stderr(cli: Cli) -> None:
+    assert value["details"][1] == {"token_id": 0, "text": ", wörld", "bytes": [], "special": False, "drafted": True}
     result = cli("chat", "x", "--stats")
     assert result.stdout == "Hello, wörld!"
     assert result.stderr == (
         "3 tokens in 4 steps, 1.50 per step; trie: 2 of 8 draft tokens accepted (25%);"
         " first token after 0.750 s; then 1.6 tokens/s\n"
     )
-
-
-def test_the_arm_of_an_experiment_is_shown(cli: Cli, server: FakeServer) -> None:
     server.arm = ("trie-vs-hybrid", "hybrid")
     shown = cli("chat", "x", "--stats").stderr
     assert "; trie (arm hybrid of trie-vs-hybrid): 2 of 8 draft tokens accepted (25%);" in shown
     value = json.loads(cli("chat", "x", "--json").stdout)
-    assert (value["experiment"], value["arm"]) == ("trie-vs-hybrid", "hybrid")
+    assert (value["experiment"], value["arm"], "details" in value) == ("trie-vs-hybrid", "hybrid", False)
 
 
-def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
+def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer, nobody: str) -> None:
     detail = violation("sampling.temperature", "must lie\nin [0, 100]")
     server.script = [fails(grpc.StatusCode.INVALID_ARGUMENT, "bad request", reason("INVALID_VALUE"), detail)]
     result = cli("chat", "x", "--temperature", "-1")
     assert result.stderr == "error: bad request; sampling.temperature: must lie in [0, 100]\n"
     assert (result.stdout, result.exit_code) == ("", 1)
-    result = cli("info", "--target", "127.0.0.1:1")
-    assert result.stderr.startswith("error: cannot connect to 127.0.0.1:1: nothing listens there")
+    result = cli("info", "--target", nobody)
+    assert result.stderr.startswith(f"error: cannot connect to {nobody}: nothing listens there")
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
     server.script = [fails(grpc.StatusCode.UNAUTHENTICATED, "no valid credential", reason("UNAUTHENTICATED"))]
     result = cli("chat", "x")
     given = "a key is given by --api-key or DRAFTWOOD_API_KEY, a token by --token or DRAFTWOOD_TOKEN"
     assert result.stderr == f"error: no valid credential; {given}\n"
     server.script = [hangs("begun")]
-    result = cli("chat", "x", "--timeout", "0.3")
-    assert result.stdout == "begun"
-    assert result.stderr == f"error: {server.target}: no complete answer within 0.3 s\n"
+    result = cli("chat", "x", "--timeout", "0.9")
+    assert (result.stdout, result.stderr) == ("begun", f"error: {server.target}: no complete answer within 0.9 s\n")
+    server.script = [fails(grpc.StatusCode.INTERNAL, "broken", reason("MODEL_FAILED"))]
+    before = len(server.requests)
+    result = cli("chat", stdin="first\nsecond\n")
+    assert (result.stderr, result.exit_code, len(server.requests) - before) == ("error: broken\n", 1, 1)
+    server.has_chat_template = False
+    assert cli("chat", stdin="x\n").stderr == "error: chat: fake has no chat template; try `draftwood complete`\n"
 
 
 def test_a_schema_or_grammar_may_come_from_a_file(cli: Cli, server: FakeServer, tmp_path: Path) -> None:
@@ -192,81 +185,47 @@ def test_chat_from_a_pipe_keeps_the_conversation(cli: Cli, server: FakeServer) -
     server.script = [answers("one"), answers("two\n"), answers("three")]
     result = cli("chat", "--system", "S", stdin="first\n\nsecond\n/reset\nthird\n/exit\nfourth\n")
     assert result.stdout == "one\ntwo\n\nthree\n"
-    assert [*map(contents, server.requests)] == [
-        ["S", "first"],
-        ["S", "first", "one", "second"],
-        ["S", "third"],
-    ]
+    assert [*map(contents, server.requests)] == [["S", "first"], ["S", "first", "one", "second"], ["S", "third"]]
 
 
-def test_chat_from_a_pipe_ends_at_an_error(cli: Cli, server: FakeServer) -> None:
-    server.script = [fails(grpc.StatusCode.INTERNAL, "broken", reason("MODEL_FAILED"))]
-    result = cli("chat", stdin="first\nsecond\n")
-    assert (result.stderr, result.exit_code, len(server.requests)) == ("error: broken\n", 1, 1)
-
-
-def test_chat_needs_a_chat_template(cli: Cli, server: FakeServer) -> None:
-    server.has_chat_template = False
-    result = cli("chat", stdin="x\n")
-    assert result.stderr == "error: chat: fake has no chat template; try `draftwood complete`\n"
-
-
-def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
-    server.script = [hangs("an unfinished"), answers("fine")]
-    with Terminal("chat", target=server.target) as terminal:
-        terminal.wait_for("> ")
-        terminal.type("first\n")
-        terminal.wait_for("an unfinished")
-        terminal.interrupt()
-        terminal.wait_for("stopped")
-        assert server.cancelled.wait(5)
-        server.cancelled.clear()
-        terminal.wait_for("> ")
-        terminal.interrupt_until("> ")
-        terminal.type("/nonsense\n")
-        terminal.wait_for("/nonsense is not a command")
-        terminal.wait_for("> ")
-        terminal.type("second\n")
-        terminal.wait_for("fine\r\n")
-        terminal.wait_for("> ")
-        terminal.type("\x04")
-        assert terminal.end() == 0
-        assert contents(server.requests[1]) == ["first", "an unfinished", "second"]
-
-
-def test_a_conversation_at_the_terminal_has_commands_and_shows_reasoning(server: FakeServer) -> None:
-    server.script = [calls("Hm.", "Yes."), answers("two"), answers("three")]
+def test_a_conversation_at_the_terminal(server: FakeServer) -> None:
+    """It has commands and shows reasoning; Ctrl-C stops an answer, and not the chat."""
+    server.script = [calls("Hm.", "Yes."), answers("two"), hangs("an unfinished"), answers("four")]
     with Terminal("chat", target=server.target) as terminal:
         assert HELP in terminal.wait_for("> ")
         terminal.type("first\n")
         assert re.search(r"Hm\.\S*\r\n\r\nYes\.\r\n", terminal.wait_for("> "))
-        for question, answer in (("second", "two\r\n"), ("/help", HELP), ("/reset", ""), ("third", "three\r\n")):
-            terminal.type(f"{question}\n")
-            shown = terminal.wait_for("> ")
-            assert answer in shown
-            assert "error" not in shown
-        terminal.type("/exit\n")
+        for line, answer in (("second", "two\r\n"), ("/help", HELP), ("/nonsense", "is not a command"), ("/reset", "")):
+            terminal.type(f"{line}\n")
+            assert answer in terminal.wait_for("> "), line
+        terminal.type("third\n")
+        terminal.wait_for("an unfinished")
+        terminal.interrupt()
+        terminal.wait_for("stopped")
+        assert server.cancelled.wait(WAIT_SECONDS)
+        terminal.wait_for("> ")
+        terminal.interrupt_until("> ")
+        terminal.type("fourth\n")
+        terminal.wait_for("four\r\n")
+        terminal.wait_for("> ")
+        terminal.type("\x04")
         assert terminal.end() == 0
-    assert [*map(contents, server.requests)] == [["first"], ["first", "Yes.", "second"], ["third"]]
+    asked = [*map(contents, server.requests)]
+    assert asked == [["first"], ["first", "Yes.", "second"], ["third"], ["third", "an unfinished", "fourth"]]
     assert server.requests[1].chat.messages[1].reasoning == "Hm."
 
 
 def test_ctrl_c_ends_an_answer_with_130(server: FakeServer) -> None:
-    server.script = [hangs("an unfinished")]
-    with Terminal("chat", "x", target=server.target) as terminal:
-        terminal.wait_for("an unfinished")
+    """It has colours, and no control characters of the model."""
+    server.script = [hangs("a", "\x1b]0;title\x07", "ö")]
+    with Terminal("chat", "x", "--show-drafts", target=server.target) as terminal:
+        terminal.wait_for("a\x1b[32m\\x1b]0;title\\x07\x1b[0m\x1b[32mö\x1b[0m")
         terminal.interrupt()
         terminal.wait_for("\r\n")
         assert terminal.end() == 130
-        assert server.cancelled.wait(5)
+        assert server.cancelled.wait(WAIT_SECONDS)
+        terminal.read_rest()
         assert "Traceback" not in terminal.shown
-
-
-def test_a_terminal_gets_colours_and_no_control_characters(server: FakeServer) -> None:
-    server.script = [answers("a", "\x1b]0;title\x07", "ö")]
-    with Terminal("chat", "x", "--show-drafts", target=server.target) as terminal:
-        terminal.wait_for("a\x1b[32m\\x1b]0;title\\x07\x1b[0m\x1b[32mö\x1b[0m\r\n")
-        assert terminal.end() == 0
 
 
 def plugin(name: str, value: str, distribution: str = "draftwood") -> EntryPoint:
@@ -301,24 +260,16 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoin
 
 
 @pytest.mark.usefixtures("installed")
-def test_help_lists_the_commands_of_other_packages_and_imports_none(cli: Cli, tmp_path: Path) -> None:
+def test_commands_of_other_packages_are_imported_when_they_run(cli: Cli, tmp_path: Path) -> None:
     shown = cli("--help").stdout
     assert plugins.KNOWN["serve"].help in shown
     assert "From the package other-package." in shown
     assert not (tmp_path / "imported").exists()
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_command_gets_its_arguments_untouched(cli: Cli, tmp_path: Path) -> None:
     arguments = ["--help", "-xvz", "--", "--port=1", "word", "--", "-"]
     result = cli("serve", *arguments)
     assert (result.stdout, result.exit_code) == (f"{arguments}\n", len(arguments))
     assert (tmp_path / "imported").exists()
     assert cli("fine").exit_code == 0
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> None:
     result = cli("needy", "--help")
     assert result.stderr == (
         "error: `draftwood needy` (needy_commands:run) cannot be imported: No module named"
@@ -340,20 +291,15 @@ def test_without_the_server_its_commands_say_what_to_install(cli: Cli, monkeypat
     assert "Serve a model." not in cli("--help").stdout
 
 
-def test_a_command_can_join_a_group_of_the_client(cli: Cli, installed: list[EntryPoint]) -> None:
+def test_a_command_can_join_a_group_of_the_client_and_replace_none(cli: Cli, installed: list[EntryPoint]) -> None:
     installed.append(plugin("experiment.replay", "some_commands:echo"))
-    installed.append(plugin("experiment.mine", "some_commands:fine", "other-package"))
+    for name in ("chat", "experiment", "experiment.report", "experiment.mine", "memory"):
+        installed.append(plugin(name, "some_commands:echo", "other-package"))
     shown = cli("experiment", "--help").stdout
     assert all(name in shown for name in ("create", "report", "replay", "mine", "From the package other-package."))
     assert cli("experiment", "replay", "a", "--arm", "x=y").stdout == "['a', '--arm', 'x=y']\n"
     assert "replay" not in cli("--help").stdout
-
-
-def test_commands_of_the_client_cannot_be_replaced(cli: Cli, installed: list[EntryPoint]) -> None:
-    for name in ("chat", "experiment", "experiment.report", "memory"):
-        installed.append(plugin(name, "some_commands:echo", "other-package"))
     assert cli("chat", "x").stdout == "Hello, wörld!"
-    assert "Delete a tenant" not in cli("experiment", "--help").stdout
     assert "until Ctrl-C" in cli("experiment", "report", "--help").stdout
     assert "purge" in cli("memory", "--help").stdout
 
@@ -365,17 +311,13 @@ def test_a_package_of_the_same_name_is_told_by_its_place(
     place.mkdir()
     (place / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    serve = plugin("serve", "service_of_others.commands:serve")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [serve])
-    try:
-        for module in (False, True):
-            if module:
-                (place / "commands.py").touch()
-            result = cli("serve")
-            assert (
-                f"the package 'service_of_others' that Python finds is {place}, which is not the one" in result.stderr
-            )
-            assert (result.stderr.count("\n"), result.exit_code, "install" in result.stderr) == (1, 1, False)
-    finally:
-        for name in [name for name in sys.modules if name.startswith("service_of_others")]:
-            del sys.modules[name]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [plugin("serve", f"{place.name}.commands:serve")])
+    for module in (place.name, f"{place.name}.commands"):
+        monkeypatch.setitem(sys.modules, module, None)  # so that they are forgotten at the end
+        del sys.modules[module]
+    for has_module in (False, True):
+        if has_module:
+            (place / "commands.py").touch()
+        result = cli("serve")
+        assert f"the package 'service_of_others' that Python finds is {place}, which is not the one" in result.stderr
+        assert (result.stderr.count("\n"), result.exit_code, "install" in result.stderr) == (1, 1, False)

@@ -20,8 +20,8 @@ from draftwood_client.cli import build_app
 from tests.client.fake_server import FakeServer
 from tests.client.terminal import Terminal
 
-_SECONDS = 15.0
-"""For the first byte: two on a machine with nothing else to do."""
+_SECONDS = 30.0
+"""For the first byte: two on a machine with nothing else to do. At most three are promised, after Python's start."""
 _COMMAND = [sys.executable, "-m", "draftwood_command"]
 _SERVES = {"serve": ["--port", "0"], "gateway": ["--port", "0"]}
 SOME = {"info", "complete", "memory stats", "key", "serve", "gateway", "demo", "bench step"}
@@ -65,25 +65,22 @@ def test_commands_give_a_sign_of_life(names: set[str] | None, silent: str) -> No
     assert not slow
 
 
-def test_a_sign_of_life_is_erased_by_what_follows_it(silent: str) -> None:
+def test_a_sign_of_life_is_for_terminals_and_erased_by_what_follows_it(silent: str) -> None:
     with Terminal("info", "--timeout", "8", target=silent) as terminal:
+        arguments = ["info", "--timeout", "5", "--target", silent]
+        done = subprocess.run([*_COMMAND, *arguments], capture_output=True, timeout=100, check=False)
+        assert done.stderr.startswith(b"error: ")
         terminal.wait_for("draftwood: working, no output yet (3 s)")
         terminal.wait_for("\r\x1b[Kerror: ")
         assert terminal.end() == 1
 
 
-def test_a_sign_of_life_is_for_terminals(silent: str) -> None:
-    arguments = [sys.executable, "-m", "draftwood_command", "info", "--timeout", "5", "--target", silent]
-    done = subprocess.run(arguments, capture_output=True, timeout=60, check=False)
-    assert done.stderr.startswith(b"error: ")
-
-
 @pytest.mark.parametrize("arguments", [["info"], ["demo"], ["bench", "step"], ["serve", "--port", "0"]])
 def test_ctrl_c_is_quiet_while_a_command_works(arguments: list[str], silent: str) -> None:
     with Terminal(*arguments, target=silent) as terminal:
-        terminal.wait_for_output(4 * _SECONDS)
+        assert terminal.wait_for_output(_SECONDS)
         terminal.interrupt()
-        assert terminal.end(60) == 130
+        assert terminal.end() == 130
         terminal.read_rest()
     assert "Traceback" not in terminal.shown
     assert "Abort" not in terminal.shown
@@ -98,7 +95,7 @@ def test_ctrl_c_is_quiet_while_the_client_is_imported() -> None:
         "sys.meta_path.insert(0, Interrupts())\n"
         "draftwood_command.main()"
     )
-    done = subprocess.run([sys.executable, "-c", interrupting, "info"], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", interrupting, "info"], capture_output=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
@@ -132,17 +129,15 @@ def test_output_that_nobody_reads_is_quiet(server: FakeServer) -> None:
 def test_streams_may_be_closed(
     closed: str, arguments: list[str], status: int, error: bytes, server: FakeServer
 ) -> None:
-    line = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *_COMMAND, *arguments]
-    done = subprocess.run(line, env=environment(server), input=b"x\n", stderr=subprocess.PIPE, timeout=60)
+    done = run_command(arguments, server, "/bin/sh", "-c", f'exec "$@" {closed}', "sh", stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (status, error)
 
 
-def run_command(arguments: list[str], server: FakeServer, **streams: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*_COMMAND, *arguments], env=environment(server), input=b"x\n", timeout=60, **streams)
-
-
-def environment(server: FakeServer) -> dict[str, str]:
-    return {**os.environ, "DRAFTWOOD_TARGET": server.target}
+def run_command(
+    arguments: list[str], server: FakeServer, *before: str, **streams: Any
+) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, "DRAFTWOOD_TARGET": server.target}
+    return subprocess.run([*before, *_COMMAND, *arguments], env=env, input=b"x\n", timeout=100, **streams)
 
 
 def test_ctrl_c_at_a_question_is_quiet(silent: str) -> None:
@@ -151,7 +146,7 @@ def test_ctrl_c_at_a_question_is_quiet(silent: str) -> None:
         for _ in range(20):  # readline ignores one that comes between its prompt and its wait
             terminal.interrupt()
             with suppress(subprocess.TimeoutExpired):
-                terminal.process.wait(1)
+                terminal.process.wait(3)
                 break
         assert terminal.process.returncode == 130
         terminal.read_rest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.json_format import ParseDict
@@ -15,50 +16,41 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from tests.client.conftest import Cli
 from tests.client.fake_admin import FakeAdmin
 
-Edits = list[list[tuple[str, str]]]
-
-EDITOR = """\
-import json, pathlib, sys
-script, file = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-edits, texts = json.loads(script.read_text())
-text = file.read_text()
-texts.append(text)
-for old, new in edits[len(texts) - 1]:
-    if old == "EXIT":
-        sys.exit(int(new))
-    assert old in text, (old, text)
-    text = text.replace(old, new) if old else new
-file.write_text(text)
-script.write_text(json.dumps([edits, texts]))
-"""
+RUN = "draftwood_client.cli.admin.editing.subprocess.run"
+EDIT = ("tenant", "edit", "acme")
 
 
 class Editor:
-    """An editor that replaces texts, one list of replacements for each time that it is opened."""
+    """Replaces texts, by a mapping for each time that it is opened. `seen` are those that it showed."""
 
-    def __init__(self, folder: Path) -> None:
-        self._script = folder / "script.json"
-        self._program = folder / "editor.py"
-        self._program.write_text(EDITOR)
+    def __init__(self) -> None:
+        self.edits: list[dict[str, str]] = []
+        self.seen: list[str] = []
 
-    def script(self, edits: Edits) -> str:
-        """The value of $EDITOR."""
-        self._script.write_text(json.dumps([edits, []]))
-        return shlex.join([sys.executable, str(self._program), str(self._script)])
+    def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        text = Path(command[-1]).read_text()
+        self.seen.append(text)
+        for old, new in self.edits.pop(0).items():
+            assert old in text, (old, text)
+            text = text.replace(old, new) if old else new
+        Path(command[-1]).write_text(text)
+        return subprocess.CompletedProcess(command, 0)
 
-    @property
-    def seen(self) -> list[str]:
-        """What it showed, each time."""
-        texts: list[str] = json.loads(self._script.read_text())[1]
-        return texts
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file is left at the end."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture
-def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Editor:
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return Editor(tmp_path)
+def editor(monkeypatch: pytest.MonkeyPatch) -> Editor:
+    made = Editor()
+    monkeypatch.setattr(RUN, made.run)
+    monkeypatch.setenv("VISUAL", "any")
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +60,9 @@ def acme(admin: FakeAdmin) -> pb.Tenant:
     return tenant
 
 
-def no_files_left(tmp_path: Path) -> bool:
-    return not list((tmp_path / "tmp").iterdir())
-
-
-def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path) -> None:
-    value = editor.script(
-        [[("weight: 2", "weight: 3"), ("  maxNodes: 4\n", ""), ("strategy: trie", "strategy: hybrid")]]
-    )
-    result = run_admin("tenant", "edit", "acme", EDITOR=value, VISUAL="")
+def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Cli) -> None:
+    script = "s/weight: 2/weight: 3/; /maxNodes/d; s/strategy: trie/strategy: hybrid/"
+    result = run_admin(*EDIT, EDITOR=f"sed -i '{script}'", VISUAL="")
     assert result.stdout.splitlines() == [
         "  drafting.strategy: trie -> hybrid",
         "  drafting.maxNodes: 4 -> unset",
@@ -87,27 +73,23 @@ def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Cli, editor: 
     assert (tenant.weight, tenant.drafting.strategy, tenant.drafting.HasField("max_nodes")) == (3, "hybrid", False)
     [(_, _, mask)] = admin.tenants.writes
     assert mask == ["drafting.strategy", "drafting.max_nodes", "weight"]
+
+
+@pytest.mark.parametrize("edits", [{}, {"weight: 2": "weight: 2  # two"}, {"": "# nothing\n"}])
+def test_nothing_changed(admin: FakeAdmin, run_admin: Cli, editor: Editor, edits: dict[str, str]) -> None:
+    editor.edits = [edits]
+    result = run_admin(*EDIT)
+    assert (result.stdout, result.exit_code) == ("nothing changed\n", 0)
+    assert admin.tenants.writes == []
     [shown] = editor.seen
     assert shown.startswith("# tenant acme. Lines that begin with # are ignored")
     assert "etag" not in shown
-    assert no_files_left(tmp_path)
 
 
-@pytest.mark.parametrize("edits", [[], [("weight: 2", "weight: 2  # two")], [("", "# nothing\n")]])
-def test_nothing_changed(admin: FakeAdmin, run_admin: Cli, editor: Editor, edits: list[tuple[str, str]]) -> None:
-    result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([edits]))
-    assert (result.stdout, result.exit_code) == ("nothing changed\n", 0)
-    assert admin.tenants.writes == []
-
-
-def test_an_error_opens_the_editor_again(admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path) -> None:
-    steps: Edits = [
-        [("weight: 2", "weight: [")],
-        [("weight: [", "wait: 3")],
-        [("wait: 3", "weight: 500")],
-        [("weight: 500", "weight: 5")],
-    ]
-    result = run_admin("tenant", "edit", "acme", VISUAL=editor.script(steps))
+def test_an_error_opens_the_editor_again(admin: FakeAdmin, run_admin: Cli, editor: Editor) -> None:
+    texts = ["weight: 2", "weight: [", "wait: 3", "weight: 500", "weight: 5"]
+    editor.edits = [{old: new} for old, new in pairwise(texts)]
+    result = run_admin(*EDIT)
     assert (result.stderr, result.exit_code) == ("", 0)
     assert admin.tenants.held["tenants/acme"].weight == 5
     first, second, third, fourth = editor.seen
@@ -116,55 +98,49 @@ def test_an_error_opens_the_editor_again(admin: FakeAdmin, run_admin: Cli, edito
     assert "weight: [" in second
     assert third.startswith("# ERROR: wait: there is no such field; did you mean weight?")
     assert fourth.startswith("# ERROR: tenant.weight: 500 is not allowed; it must lie in [0.01, 100]\n")
-    assert fourth.count("ERROR") == 1
-    assert fourth.count("Lines that begin") == 1
+    assert (fourth.count("ERROR"), fourth.count("Lines that begin")) == (1, 1)
     assert len(admin.tenants.writes) == 1
-    assert no_files_left(tmp_path)
 
 
-def test_a_conflict_keeps_both_changes(admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path) -> None:
+def test_a_conflict_keeps_both_changes(admin: FakeAdmin, run_admin: Cli, editor: Editor) -> None:
     def interfere() -> None:
         other = admin.tenants.held["tenants/acme"]
         other.etag, other.description, other.drafting.max_nodes = "b", "by another", 9
 
     admin.tenants.before_write = interfere
-    value = editor.script([[("weight: 2", "weight: 3")], [("weight: 3", "weight: 4")]])
-    result = run_admin("tenant", "edit", "acme", VISUAL=value, stdin="\n")
+    editor.edits = [{"weight: 2": "weight: 3"}, {}]
+    result = run_admin(*EDIT, stdin="\n")
     assert result.exit_code == 0
     tenant = admin.tenants.held["tenants/acme"]
-    assert (tenant.weight, tenant.description, tenant.drafting.max_nodes) == (4, "by another", 9)
+    assert (tenant.weight, tenant.description, tenant.drafting.max_nodes) == (3, "by another", 9)
     assert admin.tenants.writes == [("update", "tenants/acme", ["weight"])]
     again = editor.seen[1]
     assert again.startswith("# NOTE: changed meanwhile by another: ")
     assert "description: unset -> by another" in result.stderr
-    assert "description: by another\n" in again
-    assert "weight: 3\n" in again
-    assert "maxNodes: 9\n" in again
-    assert no_files_left(tmp_path)
+    for line in ("description: by another\n", "weight: 3\n", "maxNodes: 9\n"):
+        assert line in again
 
 
 def test_without_a_saved_text_nothing_changes(
-    admin: FakeAdmin, run_admin: Cli, editor: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    admin: FakeAdmin, run_admin: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([[("weight: 2", "weight: 500")], []]))
-    assert result.stderr.startswith("error: tenant: nothing was saved; tenant.weight: 500 is not allowed")
-    assert result.exit_code == 2
-    result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([[("EXIT", "3")]]))
-    assert "ended with status 3; nothing was saved" in result.stderr
-    result = run_admin("tenant", "edit", "acme", VISUAL="/no/such/editor")
-    assert result.stderr.startswith("error: EDITOR: /no/such/editor: ")
-    assert (result.stderr.count("\n"), result.exit_code) == (1, 2)
-    result = run_admin("tenant", "edit", "acme", VISUAL="", EDITOR="", PATH="/nowhere")
+    for editor, problem in (
+        ("/no/such/editor", "error: EDITOR: /no/such/editor: "),
+        ("false", "error: EDITOR: false ended with status 1; nothing was saved\n"),
+        ("sed -i 's/weight: 2/weight: 500/'", "error: tenant: nothing was saved; tenant.weight: 500 is not allowed"),
+    ):
+        result = run_admin(*EDIT, VISUAL=editor)
+        assert result.stderr.startswith(problem)
+        assert (result.stderr.count("\n"), result.exit_code) == (1, 2)
+    result = run_admin(*EDIT, VISUAL="", EDITOR="", PATH="/nowhere")
     assert result.stderr == "error: EDITOR: is not set, and there is neither vi nor nano\n"
     admin.tenants.before_write = lambda: setattr(admin.tenants.held["tenants/acme"], "etag", "b")
-    value = editor.script([[("weight: 2", "weight: 3")]])
-    assert run_admin("tenant", "edit", "acme", VISUAL=value, stdin="n\n").exit_code == 1
+    assert run_admin(*EDIT, VISUAL="sed -i 's/weight: 2/weight: 3/'", stdin="n\n").exit_code == 1
 
     def interrupted(*args: object, **arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftwood_client.cli.admin.editing.subprocess.run", interrupted)
-    result = run_admin("tenant", "edit", "acme", VISUAL="any")
+    monkeypatch.setattr(RUN, interrupted)
+    result = run_admin(*EDIT, VISUAL="any")
     assert (result.output, result.exit_code) == ("", 130)
     assert admin.tenants.writes == []
-    assert no_files_left(tmp_path)

@@ -41,15 +41,12 @@ def test_create_from_options(made: xp.Experiment) -> None:
 def test_create_from_a_file_with_options(admin: FakeAdmin, run_admin: Cli, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("name: experiments/x\ncoverage: 0.1\nstate: running\narms: [{id: a}, {id: b, memory: forked}]\n")
-    assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2", "--dry-run").exit_code == 0
-    assert admin.experiments.held == {}
-    assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2").exit_code == 0
+    create = ("experiment", "create", "-f", str(file), "--coverage", "0.2")
+    assert (run_admin(*create, "--dry-run").exit_code, admin.experiments.held) == (0, {})
+    assert run_admin(*create).exit_code == 0
     stored = admin.experiments.held["experiments/x"]
-    assert (stored.coverage, stored.state, stored.arms[1].memory) == (
-        0.2,
-        xp.EXPERIMENT_STATE_DRAFT,
-        xp.ARM_MEMORY_FORKED,
-    )
+    assert (stored.coverage, stored.state) == (0.2, xp.EXPERIMENT_STATE_DRAFT)
+    assert stored.arms[1].memory == xp.ARM_MEMORY_FORKED
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,6 @@ def test_list_and_show(made: xp.Experiment, run_admin: Cli) -> None:
 
 
 def test_set(admin: FakeAdmin, made: xp.Experiment, run_admin: Cli) -> None:
-    """As a tenant's; but it makes no experiment."""
     settings = ["coverage=1", "tenants=acme", "guardrails.reportOnly=true", "burnIn=null"]
     assert run_admin("experiment", "set", "trie-vs-hybrid", *settings).exit_code == 0
     stored = admin.experiments.held[made.name]
@@ -119,8 +115,11 @@ METRICS = {
 }
 
 
-def report_of(experiment: xp.Experiment) -> xp.ExperimentReport:
-    report = xp.ExperimentReport(experiment=experiment, servers=2, conclusions=[FASTER])
+@pytest.fixture
+def reported(admin: FakeAdmin, made: xp.Experiment) -> xp.ExperimentReport:
+    report = admin.experiments.reports[made.name] = xp.ExperimentReport(
+        experiment=made, servers=2, conclusions=[FASTER]
+    )
     for key, title in METRICS.items():
         report.metrics.add(key=key, title=title)
     for arm, seconds in (("control", 0.05), ("hybrid", 0.04)):
@@ -131,12 +130,6 @@ def report_of(experiment: xp.Experiment) -> xp.ExperimentReport:
     report.comparisons.add(arm="hybrid", metric=metric, verdict=xp.VERDICT_BETTER, **bounds)
     report.comparisons.add(arm="hybrid", metric="tokens_per_step", verdict=xp.VERDICT_OPEN)
     report.history.add().comparisons.add(arm="hybrid", metric=metric, change=-0.2)
-    return report
-
-
-@pytest.fixture
-def reported(admin: FakeAdmin, made: xp.Experiment) -> xp.ExperimentReport:
-    report = admin.experiments.reports[made.name] = report_of(made)
     return report
 
 
@@ -160,9 +153,6 @@ def test_report(reported: xp.ExperimentReport, run_admin: Cli) -> None:
         "hybrid is faster than control.",
     ):
         assert line in lines
-
-
-def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Cli) -> None:
     reported.sample_ratio_mismatch = True
     reported.violations.add(arm="hybrid", guardrail="ttft", reason="TTFT [bold]is 30% longer")
     shown = run_admin("experiment", "report", "trie-vs-hybrid").stdout

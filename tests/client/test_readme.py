@@ -14,15 +14,12 @@ from tests.client.fake_server import FakeServer, answers, calls, fails, reason, 
 README = Path(__file__).resolve().parents[2] / "clients" / "python" / "README.md"
 
 
-def examples() -> list[tuple[str, str]]:
-    """Heading and code of each Python example."""
-    pairs: list[tuple[str, str]] = []
-    for part in README.read_text().split("\n## ")[1:]:
-        heading = part.partition("\n")[0]
-        pairs += [(heading, code) for code in re.findall(r"```python\n(.*?)```", part, re.DOTALL)]
-    return pairs
-
-
+EXAMPLES = [
+    (part.partition("\n")[0], code)
+    for part in README.read_text().split("\n## ")[1:]
+    for code in re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+]
+"""Heading and code of each."""
 BAD = fails(
     grpc.StatusCode.INVALID_ARGUMENT,
     "sampling.temperature: -1 is not allowed",
@@ -37,31 +34,21 @@ SHOWN = {
     "Credentials": [(answers("It is", " here."), "It is here.\n")],
     "Tools and reasoning": [(calls("Hm", "", ("track", ['{"order"', ": 7}"])), 'track {"order": 7}\n')],
     "Retries and several servers": [(answers("It is", " here."), "\n")],
+    "Tenants and experiments": [(answers(), "tenants/acme trie 2.0\n")],
 }
 
 
-ADMIN = "Tenants and experiments"
-OF_REQUESTS = [example for example in examples() if example[0] != ADMIN]
-
-
-@pytest.mark.parametrize(("heading", "code"), OF_REQUESTS, ids=[heading for heading, _ in OF_REQUESTS])
-def test_example(heading: str, code: str, server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("heading", "code"), EXAMPLES, ids=[heading for heading, _ in EXAMPLES])
+def test_example(
+    heading: str, code: str, server: FakeServer, admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "127.0.0.1:50051" in code
     for behaviour, shown in SHOWN[heading]:
         server.script = [behaviour]
-        assert "127.0.0.1:50051" in code
-        run(code, server.target)
+        target = admin.target if heading == "Tenants and experiments" else server.target
+        exec(compile(code.replace("127.0.0.1:50051", target), str(README), "exec"), {"__name__": "readme"})
         assert shown in capsys.readouterr().out
 
 
-def test_example_of_tenants(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
-    [code] = [code for heading, code in examples() if heading == ADMIN]
-    run(code, admin.target)
-    assert capsys.readouterr().out == ("tenants/acme trie 2.0\n")
-
-
-def run(code: str, target: str) -> None:
-    exec(compile(code.replace("127.0.0.1:50051", target), str(README), "exec"), {"__name__": "readme"})
-
-
 def test_all_sections_have_examples() -> None:
-    assert {heading for heading, _ in examples()} == {*SHOWN, ADMIN}
+    assert {heading for heading, _ in EXAMPLES} == SHOWN.keys()

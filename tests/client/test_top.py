@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,17 @@ from draftwood_client import AdminClient, AsyncAdminClient
 from draftwood_client.cli.top.replicas import Replica, ReplicaWatcher
 from draftwood_client.cli.top.screen import Screen, Snapshot, Sort, snapshot
 from tests.client.conftest import invoke
+from tests.client.fake_server import WAIT_SECONDS
 from tests.client.fake_status import FakeStatus, sample, tenant
 from tests.client.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries again soon; and waits longer for samples, of which a test's server sends few."""
     monkeypatch.setattr("draftwood_client.cli.top.replicas._RETRY_SECONDS", 0.1)
+    for name in ("replicas.AWAY_SECONDS", "replicas.STALLED_SECONDS", "_ONCE_SECONDS"):
+        monkeypatch.setattr(f"draftwood_client.cli.top.{name}", WAIT_SECONDS)
 
 
 def run(*args: str) -> Result:
@@ -44,11 +48,18 @@ def watching(*servers: FakeStatus) -> ReplicaWatcher:
 
 
 def until(watch: ReplicaWatcher, is_so: Callable[[Snapshot], bool]) -> Snapshot:
-    end = time.monotonic() + 20
+    end = time.monotonic() + WAIT_SECONDS
     while not is_so(shown := snapshot(watch.views())):
         assert time.monotonic() < end, shown
         time.sleep(0.02)
     return shown
+
+
+@pytest.fixture
+def steady() -> Iterator[FakeStatus]:
+    """Sends samples as long as a test may last."""
+    with FakeStatus(*map(sample, range(1, 400)), pause=0.3) as server:
+        yield server
 
 
 async def test_both_clients_read_the_status() -> None:
@@ -70,20 +81,16 @@ def test_rates_are_between_the_figures_and_sum_over_servers() -> None:
     assert load["acceptance_length"] == pytest.approx(4)
     assert (load["busy"], load["draft_tokens_per_step"]) == pytest.approx((0.5, 20))
     assert (load["prompt_tokens_per_second"], load["cached_prompt_share"]) == pytest.approx((800, 0.25))
-    assert [(replica["target"], replica["state"]) for replica in printed["replicas"]] == [
-        (first.target, "serving"),
-        (other.target, "serving"),
-    ]
+    assert [replica["target"] for replica in printed["replicas"]] == [first.target, other.target]
+    assert {replica["state"] for replica in printed["replicas"]} == {"serving"}
     [strategy] = printed["strategies"]
     assert strategy["tokens_per_second"] == pytest.approx(80)
     assert (strategy["acceptance_length"], strategy["accepted_share"]) == pytest.approx((4, 0.15))
     assert strategy["draft_tokens_per_step"] == pytest.approx(20)
     assert strategy["draft_seconds_per_step"] == pytest.approx(0.0002)
     assert printed["sources"] == [{"source": "trie", "draft_tokens_per_second": 200.0, "accepted_share": 0.25}]
-    assert [(row["tenant"], round(row["tokens_per_second"])) for row in printed["tenants"]] == [
-        ("acme", 200),
-        ("globex", 40),
-    ]
+    rates = {row["tenant"]: round(row["tokens_per_second"]) for row in printed["tenants"]}
+    assert rates == {"acme": 200, "globex": 40}
     assert (printed["store"]["down"], printed["store"]["pending_records"]) == (0, 6)
 
 
@@ -114,9 +121,9 @@ def test_rates_are_of_the_latest_seconds_since_the_start() -> None:
 
 
 def test_a_server_goes_away_and_comes_back() -> None:
-    steady = sample(1), sample(2)
-    with FakeStatus(*steady) as can_drop_part, FakeStatus(*steady) as server, watching(can_drop_part, server) as watch:
-        until(watch, lambda shown: [replica["state"] for replica in shown.replicas] == ["serving", "serving"])
+    samples = sample(1), sample(2)
+    with FakeStatus(*samples) as stays, FakeStatus(*samples) as server, watching(stays, server) as watch:
+        until(watch, lambda shown: round(shown.tokens_per_second) == 240)
         server.stop()
         away = until(watch, lambda shown: shown.replicas[1]["state"] == "away")
         assert away.replicas[1]["problem"]
@@ -133,10 +140,8 @@ def test_an_engine_that_reports_nothing_is_stalled(monkeypatch: pytest.MonkeyPat
     assert "stalled" in "\n".join(lines(Screen(stalled, [0, 0])))
 
 
-def test_servers_that_cannot_be_reached_or_refuse() -> None:
-    with FakeStatus() as server:
-        target = server.target
-    result = run("--once", "--target", target)
+def test_servers_that_cannot_be_reached_or_refuse(nobody: str) -> None:
+    result = run("--once", "--target", nobody)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
     with FakeStatus(error=(grpc.StatusCode.PERMISSION_DENIED, "not for you")) as server:
@@ -144,27 +149,28 @@ def test_servers_that_cannot_be_reached_or_refuse() -> None:
     assert (result.exit_code, result.stderr) == (1, f"error: {server.target}: not for you\n")
     error = (grpc.StatusCode.UNIMPLEMENTED, "older")
     with FakeStatus(sample(1), sample(2)) as server, FakeStatus(error=error) as older:
-        printed = as_json("--target", server.target, "--target", target, "--target", older.target)
+        printed = as_json("--target", server.target, "--target", nobody, "--target", older.target)
     assert [replica["state"] for replica in printed["replicas"]] == ["serving", "away", "away"]
     assert printed["replicas"][2]["problem"].endswith("older")
 
 
-@pytest.mark.parametrize("interval", ["0.4", "61", "nan"])
-def test_a_bad_interval(interval: str) -> None:
-    result = run("--interval", interval)
-    assert result.exit_code == 2
-    assert result.stderr == f"error: interval: {float(interval):g} is not allowed; it must lie in [0.5, 60]\n"
+def test_a_bad_interval() -> None:
+    for interval in ("0.4", "61", "nan"):
+        result = run("--interval", interval)
+        assert result.stderr == f"error: interval: {interval} is not allowed; it must lie in [0.5, 60]\n"
+        assert result.exit_code == 2
 
 
 @pytest.fixture
 def shown() -> Snapshot:
     tenants = {name: (position + 1) * 40 for position, name in enumerate("abcdefghijklmnopqrstuvwxyz")}
-    return seen(
-        *(
-            sample(at, *(tenant(f"tenant-{name}", at, rate, waiting=rate) for name, rate in tenants.items()))
-            for at in (1, 2)
+
+    def at(seconds: float) -> pb.ServerStatus:
+        return sample(
+            seconds, *(tenant(f"tenant-{name}", seconds, rate, waiting=rate) for name, rate in tenants.items())
         )
-    )
+
+    return seen(at(1), at(2))
 
 
 def lines(screen: Screen, width: int = 80, height: int = 24) -> list[str]:
@@ -186,35 +192,30 @@ def test_the_screen_fits_and_uses_the_room(shown: Snapshot, width: int, height: 
         *("store up, lag 12 ms, 3 pending; 2 memories, 5,000 tokens, 1 MiB", "0 differences, 2 ties"),
     ):
         assert part in text
-    assert ("more tenants" in text) == (height < 40)
+    assert ("more tenants" in text, "failed" in text) == (height < 40, False)
 
 
-def test_what_idle_work_lost_stands_beside_the_audits(shown: Snapshot) -> None:
-    assert "failed" not in "\n".join(lines(Screen(shown)))
-    assert shown.load is not None
-    lost = replace(shown, load={**shown.load, "failed_audits": 1_000, "failed_own_texts": 2})
-    assert "audits 40, 0 differences, 2 ties, 1,000 failed, 2 own texts failed" in "\n".join(lines(Screen(lost)))
-
-
-def test_tenants_are_sorted(shown: Snapshot) -> None:
+def test_tenants_are_sorted_and_what_idle_work_lost_stands_beside_the_audits(shown: Snapshot) -> None:
     def first(sort: Sort) -> str:
         printed = lines(Screen(shown, sort=sort))
         return printed[next(number for number, line in enumerate(printed) if line.startswith("TENANT")) + 1].split()[0]
 
     assert [first(sort) for sort in Sort] == ["tenant-z", "tenant-z", "tenant-z", "tenant-a", "tenant-a"]
+    assert shown.load is not None
+    lost = replace(shown, load={**shown.load, "failed_audits": 1_000, "failed_own_texts": 2})
+    assert "audits 40, 0 differences, 2 ties, 1,000 failed, 2 own texts failed" in "\n".join(lines(Screen(lost)))
 
 
 def test_names_are_no_terminal_commands_and_no_markup() -> None:
-    name = "\x1b[31m[bold]"
-    printed = "\n".join(lines(Screen(seen(*(sample(at, tenant(name, at)) for at in (1, 2))))))
-    assert "\x1b" not in printed
-    assert "\\x1b[31m[bold]" in printed
+    samples = [sample(at, tenant("\x1b[31m[bold]", at)) for at in (1, 2)]
+    printed = "\n".join(lines(Screen(seen(*samples))))
+    assert ("\x1b" in printed, "\\x1b[31m[bold]" in printed) == (False, True)
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("status", [0, 130], ids=["q", "Ctrl-C"])
-def test_the_live_screen_takes_keys_and_ends(status: int) -> None:
-    with FakeStatus(sample(1), sample(2)) as server, Terminal("top", target=server.target) as terminal:
+def test_the_live_screen_takes_keys_and_ends(steady: FakeStatus, status: int) -> None:
+    with Terminal("top", target=steady.target) as terminal:
         terminal.wait_for("acme")
         terminal.wait_for("sorted by tokens")
         terminal.type("n")
@@ -229,9 +230,8 @@ def test_the_live_screen_takes_keys_and_ends(status: int) -> None:
 
 
 @pytest.mark.system
-def test_lines_of_json_until_the_reader_ends() -> None:
-    arguments = ("top", "--json", "--interval", "0.5")
-    with FakeStatus(sample(1), sample(2)) as server, Terminal(*arguments, target=server.target) as terminal:
+def test_lines_of_json_until_the_reader_ends(steady: FakeStatus) -> None:
+    with Terminal("top", "--json", "--interval", "0.5", target=steady.target) as terminal:
         for _ in range(2):
             terminal.wait_for('"tokens_per_second": 120.0')
             terminal.wait_for("\n")

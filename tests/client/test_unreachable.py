@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from draftwood_client import NO_RETRY, AsyncAdminClient, AsyncClient, Client, StatusError, TlsConfig, UnimplementedError
-from draftwood_client.errors import ArgumentValueError
 from draftwood_client.target import unreachable
 from tests.certificates import make_certificate
 
@@ -42,11 +41,12 @@ def ports(certificates: Certificates) -> Iterator[dict[str, int]]:
     server.start()
     web = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_answer, args=[web], daemon=True).start()
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        numbers |= {"web": web.getsockname()[1], "closed": closed.getsockname()[1]}
-    yield numbers
+    with socket.socket() as closed:  # nobody else gets its port
+        closed.bind(("127.0.0.1", 0))
+        yield numbers | {"web": web.getsockname()[1], "closed": closed.getsockname()[1]}
+    web.shutdown(socket.SHUT_RDWR)  # ends the wait of its thread
     web.close()
-    server.stop(None)
+    server.stop(None).wait()
 
 
 def _answer(web: socket.socket) -> None:
@@ -90,7 +90,7 @@ def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
     }
     target = f"127.0.0.1:{ports[server]}"
     with Client(target, tls=configs[tls], retry=NO_RETRY) as client, pytest.raises(StatusError) as caught:
-        client.model_info(timeout=20)
+        client.model_info(timeout=60)
     said, _, detail = str(caught.value).partition(" (gRPC: ")
     assert said.startswith(f"cannot connect to {target}: ")
     assert problem in said
@@ -125,7 +125,7 @@ async def test_the_event_loop_goes_on_while_addresses_are_tried(
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
         loop.call_soon_threadsafe(turned.set)
-        assert turned.wait(20)
+        assert turned.wait(60)
         raise ConnectionRefusedError
 
     monkeypatch.setattr(socket, "create_connection", connect)
@@ -137,36 +137,10 @@ async def test_the_event_loop_goes_on_while_addresses_are_tried(
                 await call
 
 
-def test_a_server_without_the_method(ports: dict[str, int]) -> None:
+def test_a_server_without_the_method_and_a_host_that_nobody_knows(ports: dict[str, int]) -> None:
     with Client(f"127.0.0.1:{ports['plain']}") as client, pytest.raises(UnimplementedError) as caught:
         client.model_info()
     assert "is no Draftwood server, or an older one" in str(caught.value)
-
-
-def test_a_host_that_nobody_knows() -> None:
-    with Client("no-such-host.invalid:1", retry=NO_RETRY) as client, pytest.raises(StatusError) as caught:
+    with Client("no-such-host.invalid:1", retry=NO_RETRY) as client, pytest.raises(StatusError) as unknown:
         client.model_info()
-    assert str(caught.value).startswith("cannot connect to no-such-host.invalid:1: the host's name cannot be resolved")
-
-
-WITHOUT_PORT = "somehost 10.0.0.7 ::1 [::1] dns:///somehost dns: ipv4:10.0.0.7 ipv6:[::1]:1,[::1]"
-WRONG_PORT = "somehost: somehost:0 somehost:65536 somehost:https somehost:50051/x"
-
-
-@pytest.mark.parametrize("target", [*WITHOUT_PORT.split(), *WRONG_PORT.split()])
-def test_a_target_names_its_port(target: str) -> None:
-    with pytest.raises(ArgumentValueError, match=r"^target: '.*' has no valid port; write it as host:port, such as"):
-        Client(target)
-
-
-@pytest.mark.parametrize("target", ["http://x:1", "https://x", "grpc://x:1"])
-def test_an_address_is_no_url(target: str) -> None:
-    with pytest.raises(ArgumentValueError, match=rf"^target: '{target}' is a URL; write it as host:port"):
-        Client(target)
-
-
-@pytest.mark.parametrize(
-    "target", ["unix:/run/draftwood", "xds:///draftwood", "dns://10.0.0.1:53/x:1", "ipv6:%5B::1%5D:1"]
-)
-def test_some_targets_are_written_in_other_ways(target: str) -> None:
-    Client(target).close()
+    assert str(unknown.value).startswith("cannot connect to no-such-host.invalid:1: the host's name cannot be resolved")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
-import pytest
 import yaml
 
 from tests.distributions.workspace import FOLDERS
@@ -33,40 +31,29 @@ def test_sglangs_deployment_installs_these_versions_in_the_image_that_it_runs() 
     assert {"name": "PYTHONPATH", "value": "/plugins"} in server["env"]
 
 
-@pytest.fixture
-def model_spec() -> dict[str, Any]:
-    """What the values for vLLM's chart say of the model."""
+def test_vllms_values_say_valid_things_of_a_pod_and_switch_drafts_on() -> None:
+    """As the chart's template takes them over. The chart itself is not there."""
     values = yaml.safe_load(Path("examples/vllm/values.yaml").read_text(encoding="utf-8"))
     [model] = values["servingEngineSpec"]["modelSpec"]
-    found: dict[str, Any] = model
-    return found
-
-
-def test_what_vllms_values_say_of_a_pod_is_valid(model_spec: dict[str, Any]) -> None:
-    """As the chart's template takes it over. The chart itself is not there."""
-    first, image = model_spec["initContainer"], f"{model_spec['repository']}:{model_spec['tag']}"
+    first, image, arguments = model["initContainer"], f"{model['repository']}:{model['tag']}", model["vllmConfig"]
     installing = {name: first[name] for name in ("name", "image", "command", "args")}
-    serving = {"name": "vllm", "image": image, "env": model_spec["env"], "args": model_spec["vllmConfig"]["extraArgs"]}
+    serving = {"name": "vllm", "image": image, "env": model["env"], "args": arguments["extraArgs"]}
+    [volume], [mount] = model["extraVolumes"], model["extraVolumeMounts"]
     spec = {
-        "volumes": model_spec["extraVolumes"],
+        "volumes": [volume],
         "initContainers": [{**installing, "volumeMounts": first["extraVolumeMounts"]}],
-        "containers": [{**serving, "volumeMounts": model_spec["extraVolumeMounts"]}],
+        "containers": [{**serving, "volumeMounts": [mount]}],
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "vllm"}, "spec": spec}
     kubernetes_validate.validate(pod, "1.31", strict=True)
     check_installed(first["args"][0], "vllm", "memory", "strategies")
     assert first["image"] == image
-    [volume], [mount] = spec["volumes"], model_spec["extraVolumeMounts"]
     assert volume["name"] == mount["name"] == first["extraVolumeMounts"][0]["name"]
-    variables = {one["name"]: one.get("value") for one in model_spec["env"]}
+    variables = {one["name"]: one.get("value") for one in model["env"]}
     assert variables["PYTHONPATH"] == mount["mountPath"] == first["extraVolumeMounts"][0]["mountPath"]
     assert f"--target {mount['mountPath']} " in first["args"][0]
-
-
-def test_vllms_values_switch_drafts_on_and_nothing_off(model_spec: dict[str, Any]) -> None:
-    arguments = model_spec["vllmConfig"]["extraArgs"]
-    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    flags = dict(zip(arguments["extraArgs"][::2], arguments["extraArgs"][1::2], strict=True))
     speculation = json.loads(flags["--speculative-config"])
     assert {"method": "custom_class", "model": "draftwood_vllm.Proposer"}.items() <= speculation.items()
     assert flags["--middleware"] == "draftwood_vllm.TenantHeader"
-    assert model_spec["vllmConfig"]["enablePrefixCaching"] is True  # this chart passes a flag for off otherwise
+    assert arguments["enablePrefixCaching"] is True  # this chart passes a flag for off otherwise

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.distributions.workspace import required, with_dependencies
-from tools.distributions.lock import LOCK, ROOT, TORCH_NEEDS, made_small, projects, requirements, without_torch
+from tools.distributions.lock import LOCK, ROOT, TORCH_NEEDS, projects, requirements, without_torch
 from tools.distributions.locked_versions import constraints
 
 TEXT = LOCK.read_text()
@@ -24,44 +24,29 @@ PACKAGES: list[dict[str, Any]] = tomllib.loads(TEXT)["packages"]
 LOCKED = {package["name"]: package["version"] for package in PACKAGES}
 
 
-def wanted() -> list[Requirement]:
-    return required(requirements())
+HERE = {
+    package["name"]: package["version"]
+    for package in PACKAGES
+    if "marker" not in package or Marker(package["marker"]).evaluate()
+}
 
 
-def test_it_is_a_standard_lock_file() -> None:
-    lock = Pylock.from_dict(tomllib.loads(TEXT))
-    assert str(lock.lock_version) == "1.0"
-    assert len(lock.packages) == len(LOCKED)
-
-
-def test_it_meets_the_requirements_of_all_distributions_and_tools() -> None:
-    unmet = [
-        str(one)
-        for one in [*wanted(), *map(Requirement, TORCH_NEEDS)]
-        if LOCKED.get(canonicalize_name(one.name), "0") not in one.specifier
-    ]
-    assert unmet == []
-
-
-def test_it_has_all_that_those_need_and_nothing_else() -> None:
-    here = {package["name"] for package in PACKAGES if "marker" not in package or Marker(package["marker"]).evaluate()}
-    needed = with_dependencies(wanted())
-    elsewhere = {"triton"} if "marker" in one_of("triton") and "triton" not in here else set()
-    assert needed - elsewhere <= here
-    assert here - needed == set()
-
-
-def one_of(name: str) -> dict[str, Any]:
-    return next(package for package in PACKAGES if package["name"] == name)
+def test_it_has_all_that_distributions_and_tools_need_and_nothing_else() -> None:
+    wanted = required(requirements())
+    locked = [(one, LOCKED.get(canonicalize_name(one.name), "0")) for one in (*wanted, *map(Requirement, TORCH_NEEDS))]
+    assert [f"{one}: {version}" for one, version in locked if version not in one.specifier] == []
+    elsewhere = {"triton"} & LOCKED.keys() - HERE.keys()
+    assert with_dependencies(wanted) - elsewhere == HERE.keys()
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11) or sys.platform != "linux", reason="CI's Python and system")
 def test_it_is_what_is_installed() -> None:
-    here = [package for package in PACKAGES if "marker" not in package or Marker(package["marker"]).evaluate()]
-    assert {one["name"]: version(one["name"]) for one in here} == {one["name"]: one["version"] for one in here}
+    assert {name: version(name) for name in HERE} == HERE
 
 
-def test_all_files_have_hashes_and_public_addresses() -> None:
+def test_it_is_a_standard_lock_file_with_hashes_and_public_addresses() -> None:
+    lock = Pylock.from_dict(tomllib.loads(TEXT))
+    assert (str(lock.lock_version), len(lock.packages)) == ("1.0", len(LOCKED))
     files = [
         file
         for package in PACKAGES
@@ -70,6 +55,8 @@ def test_all_files_have_hashes_and_public_addresses() -> None:
     assert all(re.fullmatch("[0-9a-f]{64}", file["hashes"]["sha256"]) for file in files)
     hosts = {file["url"].split("/")[2] for file in files}
     assert hosts == {"files.pythonhosted.org", "download.pytorch.org"}
+    other_systems = re.compile(r"-(win|musllinux|pp\d|cp\d+t-)")
+    assert [file["url"] for file in files if other_systems.search(file["url"].rpartition("/")[2])] == []
 
 
 def test_torch_is_the_build_for_cpus_and_what_it_needs_is_locked_by_hand() -> None:
@@ -79,19 +66,6 @@ def test_torch_is_the_build_for_cpus_and_what_it_needs_is_locked_by_hand() -> No
         needed = required(Requirement(text) for text in distribution("torch").requires or ())
         assert {one.name.lower() for one in needed} == {Requirement(text).name for text in TORCH_NEEDS}
     assert without_torch(TEXT).count('name = "torch"') == 0
-
-
-def test_wheels_of_other_systems_are_left_out() -> None:
-    address = "https://files.pythonhosted.org/packages/x-1"
-    kept = ["py3-none-any", "cp311-cp311-manylinux_2_28_x86_64", "cp38-abi3-macosx_11_0_arm64"]
-    left = [
-        "cp311-cp311-win_amd64",
-        "cp311-cp311-musllinux_1_2_x86_64",
-        "cp313-cp313t-macosx_11_0_arm64",
-        "pp311-none-any",
-    ]
-    lines = [f'    {{ url = "{address}-{tags}.whl", size = 12, hashes = {{ sha256 = "0" }} }},' for tags in kept + left]
-    assert made_small("\n".join(lines)).splitlines() == [line.replace(" size = 12,", "") for line in lines[: len(kept)]]
 
 
 def test_the_image_gets_the_locked_versions() -> None:

@@ -111,16 +111,10 @@ def is_elsewhere(name: str, module: str) -> bool:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_imported_is_required(name: str) -> None:
-    missing = {other: place for other, place in imported(name).items() if other not in declared(name)}
-    assert missing == {}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_required_is_imported(name: str) -> None:
+def test_what_is_imported_is_required_and_the_other_way_round(name: str) -> None:
     assert imported(name), "its code was not found"
-    unused = declared(name) - imported(name).keys() - NOT_IMPORTED.keys() - FOLDERS.keys()
-    assert unused == set()
+    assert {other: place for other, place in imported(name).items() if other not in declared(name)} == {}
+    assert declared(name) - imported(name).keys() - NOT_IMPORTED.keys() - FOLDERS.keys() == set(), "not imported"
 
 
 def test_the_core_requires_four_packages_and_nothing_of_the_service() -> None:

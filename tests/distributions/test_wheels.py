@@ -13,15 +13,12 @@ from tests.distributions.workspace import FOLDERS, MODULES, Wheel
 from tools.distributions.lock import ROOT
 
 
-def test_every_top_level_module_begins_with_draftwood(wheels: dict[str, Wheel]) -> None:
+def test_every_top_level_module_begins_with_draftwood_and_is_of_one_wheel(wheels: dict[str, Wheel]) -> None:
     found = {name: {file.partition("/")[0] for file in wheel.files} for name, wheel in wheels.items()}
     assert found == MODULES
     assert all(module.startswith("draftwood") for modules in found.values() for module in modules)
-
-
-def test_no_file_is_installed_twice(wheels: dict[str, Wheel]) -> None:
     counts = Counter(file for wheel in wheels.values() for file in wheel.files)
-    assert [file for file, count in counts.items() if count > 1] == []
+    assert [file for file, count in counts.items() if count > 1] == [], "installed twice"
 
 
 @pytest.mark.parametrize("name", FOLDERS)

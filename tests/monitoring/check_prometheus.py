@@ -11,8 +11,8 @@ Needs `prometheus` on the path, such as Debian's package. Takes half a minute.
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -61,6 +61,15 @@ class Prometheus:
                 raise RuntimeError(f"{query} has no result after {seconds:.0f} s")
             time.sleep(0.5)
 
+    def rules(self) -> list[Any]:
+        return [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
+
+    def wait_for_rules(self, seconds: float = 60.0) -> None:
+        """Until each has been evaluated."""
+        end = time.monotonic() + seconds
+        while any(rule["health"] == "unknown" for rule in self.rules()) and time.monotonic() < end:
+            time.sleep(0.5)
+
 
 @contextmanager
 def running_prometheus(program: str, target: str) -> Iterator[Prometheus]:
@@ -71,19 +80,28 @@ def running_prometheus(program: str, target: str) -> Iterator[Prometheus]:
         "rule_files": [str(ALERTS)],
         "scrape_configs": [{"job_name": "draftwood", "static_configs": [{"targets": [target], "labels": labels}]}],
     }
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     with tempfile.TemporaryDirectory(prefix="prometheus-") as folder:
         file = Path(folder, "prometheus.yml")
         file.write_text(yaml.safe_dump(config))
-        flags = [f"--config.file={file}", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
-        with Path(folder, "log").open("wb") as log:
-            process = subprocess.Popen([program, *flags], stdout=log, stderr=log)
+        flags = [f"--config.file={file}", f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0"]
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen([program, *flags], stdout=output, stderr=output)
         try:
-            yield Prometheus(address)
+            yield Prometheus(_address(log))
         finally:
             process.terminate()
             process.wait(30)
+
+
+def _address(log: Path, seconds: float = 60.0) -> str:
+    """Where a starting Prometheus listens, as it logs."""
+    end = time.monotonic() + seconds
+    while not (found := re.findall(r'"Listening on" address=(\S+)', log.read_text(encoding="utf-8"))):
+        if time.monotonic() > end:
+            raise RuntimeError(f"Prometheus does not listen\n{log.read_text(encoding='utf-8')}")
+        time.sleep(0.1)
+    return str(found[0])
 
 
 def check(program: str) -> list[str]:
@@ -95,8 +113,8 @@ def check(program: str) -> list[str]:
             service.ask("acme")
             time.sleep(1)
         service.audited()
-        prometheus.wait("draftwood_audit_answers_total")
-        time.sleep(3)
+        prometheus.wait("count_over_time(draftwood_audit_answers_total[5m]) > 3")  # enough for rates
+        prometheus.wait_for_rules()
         empty = []
         for place, expression in expressions().items():
             try:
@@ -107,7 +125,7 @@ def check(program: str) -> list[str]:
         for place, (series, label) in variables().items():
             if not prometheus.get(f"label/{label}/values", **{"match[]": series}):
                 wrong.append(f"{place}: no values")
-        rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+        rules = prometheus.rules()
         wrong += [f"rule {rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
         firing = [rule["name"] for rule in rules if rule["state"] == "firing"]
         wrong += [f"alert {name} fires for a service that is well" for name in firing]

@@ -107,5 +107,5 @@ def test_the_rule_tests_let_every_alert_fire_and_stay_silent(name: str) -> None:
 def test_rules_on_data() -> None:
     assert PROMTOOL is not None
     for arguments in (["check", "rules", "--lint-fatal", str(ALERTS)], ["test", "rules", *map(str, TESTS)]):
-        done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=110)
         assert done.returncode == 0, done.stdout + done.stderr

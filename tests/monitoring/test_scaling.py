@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -14,7 +15,6 @@ from draftwood_service.gateway.app import Metrics
 from tests.helm.chart import OPEN, render
 from tests.helm.test_renders import of_kind, values
 from tests.monitoring.expressions import exposed, problems
-from tests.monitoring.service import watched_service
 
 
 def queries(**autoscaling: Any) -> list[str]:
@@ -38,9 +38,9 @@ def page_of_gateway() -> str:
 
 
 @pytest.mark.system
-def test_every_query_names_what_is_exported() -> None:
-    with watched_service() as service:
-        series = exposed(service.page()) | exposed(page_of_gateway())
+@pytest.mark.timeout(600)  # as long as a service may start, and be audited
+def test_every_query_names_what_is_exported(series: dict[str, set[str]]) -> None:
+    series = series | exposed(page_of_gateway())
     assert [problem for query in queries(minReplicas=0) for problem in problems(query, series)] == []
     assert {*scaled_by(values("cluster-tenants"))} <= series.keys()
     for query in queries(minReplicas=0):
@@ -83,7 +83,7 @@ def test_a_gateway_notes_when_it_had_a_request_though_no_server_runs() -> None:
     from draftwood_service.gateway.services import ServiceClient
 
     async def ask() -> tuple[int, str, int, str]:
-        made = Gateway({"": lambda _: ServiceClient("127.0.0.1:9")}, max_body_bytes=2**20)
+        made = Gateway({"": lambda _: ServiceClient(nobody)}, max_body_bytes=2**20)
         transport = httpx.ASGITransport(made.app([]))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             health = (await client.get("/health")).status_code
@@ -91,7 +91,10 @@ def test_a_gateway_notes_when_it_had_a_request_though_no_server_runs() -> None:
             asked = await client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 4})
             return health, before, asked.status_code, (await client.get("/metrics")).text
 
-    health, before, status, after = asyncio.run(ask())
+    with socket.socket() as held:  # does not listen, and no other process gets its port
+        held.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{held.getsockname()[1]}"
+        health, before, status, after = asyncio.run(ask())
     name = "draftwood_gateway_last_request_timestamp_seconds"
     assert (health, status) == (503, 503)
     assert f"{name} 0.0" in before

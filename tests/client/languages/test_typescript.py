@@ -17,10 +17,13 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CLIENT = REPOSITORY / "clients" / "typescript"
 NPM = shutil.which("npm")
 
-pytestmark = pytest.mark.skipif(
-    NPM is None or not (CLIENT / "node_modules" / ".installed").exists(),
-    reason="npm or the client's packages are missing; `make clients/typescript/node_modules/.installed` installs them",
-)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        NPM is None or not (CLIENT / "node_modules" / ".installed").exists(),
+        reason="npm or the client's packages are missing: run `make clients/typescript/node_modules/.installed`",
+    ),
+]
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
