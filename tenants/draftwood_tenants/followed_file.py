@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Polling interval. Kubernetes itself takes up to a minute until a changed secret is in the pod."""
+_WRITTEN_SECONDS = 0.1
+"""A file that has changed is read again after so long, and used if it is the same: an editor may write it in parts."""
 
 
 @contextmanager
@@ -67,9 +70,13 @@ class FollowedFile(Generic[T]):
                     )
 
     def look(self) -> bool:
-        """Reads the file, and whether it has changed. Raises what `read` raises, or InvalidInputError."""
+        """Reads the file, and whether it has changed. One that is being written is left to the next call. Raises what
+        `read` raises, or InvalidInputError."""
         content = self._content()
         if content == self._bytes:
+            return False
+        time.sleep(_WRITTEN_SECONDS)
+        if self._content() != content:
             return False
         self.value = self._read(content)
         self._bytes = content

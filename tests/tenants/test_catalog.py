@@ -175,3 +175,15 @@ async def test_a_stop_holds_for_the_definition_that_it_is_of(tmp_path: Path, sta
     message = other.catalog.experiment_message("x")
     assert message is not None
     assert not message.stopped_arms
+
+
+def test_a_file_is_not_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_bytes(b"old")
+    file = FollowedFile("--auth-file", path, bytes)
+    path.write_bytes(b"")  # an editor writes the rest a moment later
+    monkeypatch.setattr("draftwood_tenants.followed_file.time.sleep", lambda _: path.write_bytes(b"new"))
+    assert not file.look()
+    assert file.value == b"old"
+    assert file.look()
+    assert file.value == b"new"
