@@ -6,16 +6,14 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from threading import Timer
 from typing import Any, Self
-from urllib.request import urlopen
 
 import yaml
 
@@ -138,8 +136,7 @@ class Session:
 
     def _watch(self, command: str) -> None:
         process = self._started(command)
-        assert process.stdout is not None
-        assert process.stdout.readline(), f"{command}: no output"
+        written(process, "\n")
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=SECONDS)
         assert b"Traceback" not in output, output.decode()
@@ -174,22 +171,12 @@ class Session:
         return self._stack.enter_context(Valkey()).url
 
     def _open_gateway(self, words: list[str]) -> None:
-        """Starts a gateway on a free port for the commands that follow."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
+        """Starts a gateway on a free port, of which its log tells, for the commands that follow."""
         at = words.index("--port") + 1
-        self.addresses[f"127.0.0.1:{words[at]}"] = f"127.0.0.1:{port}"
-        process = self._started(shlex.join(["exec", *words[:at], port, *words[at + 1 :]]))
+        process = self._started(shlex.join(["exec", *words[:at], "0", *words[at + 1 :]]))
         self._stack.callback(process.communicate, timeout=SECONDS)
         self._stack.callback(process.terminate)
-        for _ in range(10 * SECONDS):
-            assert process.poll() is None, process.communicate()[0].decode()
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError("the gateway did not become healthy")
+        self.addresses[f"127.0.0.1:{words[at]}"] = written(process, r"running on http://(\S+)")[1]
 
     def _started(self, command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -201,6 +188,21 @@ class Session:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def written(process: subprocess.Popen[bytes], pattern: str) -> re.Match[str]:
+    """What the process writes that matches; waits for it."""
+    assert process.stdout is not None
+    output, late = "", Timer(SECONDS, process.kill)
+    late.start()
+    try:
+        while (found := re.search(pattern, output)) is None:
+            line = process.stdout.readline().decode()
+            assert line, f"{process.args!r} ended or wrote no {pattern!r}\n{output}"
+            output += line
+    finally:
+        late.cancel()
+    return found
 
 
 def install(project: Path, site: Path) -> None:

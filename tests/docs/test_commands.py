@@ -130,7 +130,7 @@ def found_command(words: list[str]) -> tuple[Any, list[str]]:
 def flags_of_program(command: str) -> set[str]:
     """What the help of a command shows that is read by a program of its own."""
     program = Path(sys.executable).with_name("draftwood")
-    shown = subprocess.run([program, command, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run([program, command, "--help"], capture_output=True, text=True, check=True)
     return set(re.findall(r"--[a-z][a-z-]*", shown.stdout))
 
 

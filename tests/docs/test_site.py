@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "mkdocs.yml", folder)
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(build, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     made = sorted((folder / CONFIG["site_dir"]).rglob("*.html"))
     return {path: Page(path) for path in made if path.name != "404.html"}

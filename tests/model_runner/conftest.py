@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from draftwood_model_runner.sampling import grammar
 from draftwood_strategies.draft_engine import controller as draft_account
 
 
@@ -24,3 +25,9 @@ def _drafting_may_take_its_time(request: pytest.FixtureRequest, monkeypatch: pyt
         monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", math.inf)
         monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
         monkeypatch.setattr(draft_account, "TRIED_SHARE", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def _masks_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor to draft nothing behind a mask, except where a test makes masks slow."""
+    monkeypatch.setattr(grammar, "_SLOW_SECONDS", math.inf)

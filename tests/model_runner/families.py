@@ -120,13 +120,10 @@ def adopted(family: str, dtype: torch.dtype, exact: bool | None = True, runner: 
     return taken_over(_plain(family).to(dtype), name=family, exact=exact, runner=runner)
 
 
-def bundled_tokenizer() -> Tokenizer:
-    return Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-
-
 def taken_over(module: Any, **options: Any) -> LoadedModel:
     """A model of transformers as Draftwood runs it, with the bundled model's tokenizer."""
-    return adopt(module, bundled_tokenizer(), **{"name": "tiny", **options})
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    return adopt(module, tokenizer, **{"name": "tiny", **options})
 
 
 def torch_factory(model: LoadedModel) -> TorchRunnerFactory:

@@ -366,12 +366,8 @@ def test_draft_tokens_count_for_the_strategy_its_parts_and_the_grammar() -> None
     parts = {"trie": SourceCounts(4, 2), "recycling": SourceCounts(2, 0)}
     mixed = SequenceStats(proposed_tokens=9, draft_tokens=8, accepted_tokens=3, by_source=parts)
     assert mixed.sources("hybrid") == {**parts, FORMAT_SOURCE: SourceCounts(2, 1)}
-
-
-def test_what_a_grammar_forces_is_not_the_strategy_s() -> None:
-    """The drafter was never asked, as in short answers or while prompts wait."""
-    forced = SequenceStats(proposed_tokens=0, draft_tokens=5, accepted_tokens=5)
-    assert forced.sources("hybrid") == {FORMAT_SOURCE: SourceCounts(5, 5)}
+    never_asked = SequenceStats(proposed_tokens=0, draft_tokens=5, accepted_tokens=5)
+    assert never_asked.sources("hybrid") == {FORMAT_SOURCE: SourceCounts(5, 5)}, "what a grammar forces"
 
 
 def test_samples_add_up() -> None:

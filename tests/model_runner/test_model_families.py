@@ -97,6 +97,7 @@ def test_the_table_has_each_family_and_counts_them() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(len(RUNNERS) * TRIAL_SECONDS + 60)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_of_the_table(family: str) -> None:
     trials = [tried_apart(family, runner) for runner in RUNNERS]

@@ -249,8 +249,8 @@ def test_an_object_without_a_checksum_is_taken_once(
     s3.weights.wrong = [bytes(len(WEIGHTS))] * 2
     with pytest.raises(ModelNotFoundError, match="another MD5"):
         fetch_to(SOURCE, tmp_path)
-    assert "no checksum of config.json that can be computed: only its size is known" in caplog.text
     assert fetch_to(SOURCE, tmp_path)
+    assert caplog.text.count("no checksum of config.json that can be computed: only its size is known") == 1
     assert s3.got("config.json") == [""]
 
 

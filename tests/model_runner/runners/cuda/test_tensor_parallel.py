@@ -21,7 +21,10 @@ from tests.model_runner.runners.cuda.interpreting import interpret
 from tests.model_runner.sequences import batch_of, engine_of, run
 
 pytest.importorskip("accelerate", reason="sharded loading needs it")
-pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="ranks on CPUs need interpreted kernels")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type != "cpu", reason="ranks on CPUs need interpreted kernels"),
+    pytest.mark.timeout(300),
+]
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (5,))
 NEW_TOKENS = 6
 
@@ -38,9 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, ranks: int) -> LoadedModel:
     """The model among ranks that all interpret kernels as this process does."""
     interpret()
-    patched: Any = sharded
-    patched.run_worker = follow_interpreted
-    return load_model(str(folder), device="cpu", runner="cuda", tensor_parallel=ranks)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sharded, "run_worker", follow_interpreted)
+        return load_model(str(folder), device="cpu", runner="cuda", tensor_parallel=ranks)
 
 
 def follow_interpreted(*arguments: Any) -> None:
@@ -72,7 +75,7 @@ def test_two_ranks_write_what_one_does(folder: Path) -> None:
         "import sys; from pathlib import Path; from tests.model_runner.runners.cuda import test_tensor_parallel as t;"
     )
     code += " print(t.answers(Path(sys.argv[1]), 2))"
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == str(answers(folder, 1))
 
@@ -83,7 +86,7 @@ def test_a_lost_rank_ends_the_process(folder: Path) -> None:
         "model = t.load(sys.argv[1], 2);"
         "os.kill(model.factory._ranks._processes[0].pid, signal.SIGKILL); time.sleep(60)"
     )
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
     assert done.returncode == 70
     assert "rank 1 of the model ended" in done.stderr
 

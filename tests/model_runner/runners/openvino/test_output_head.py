@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -110,8 +109,7 @@ class _RoundedProduct:
 def test_a_cpu_that_rounds_by_the_row_screens_nothing(group: int, fits: bool, caplog: pytest.LogCaptureFixture) -> None:
     weights = near_ties(1024, "float32")
     head, _ = made(weights, "float32")
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert not warnings, "what OpenVINO computes here is within the bounds"
+    assert "off by more than they should" not in caplog.text, "what OpenVINO computes here is within the bounds"
     rough: Any = _RoundedProduct(weights, group)
     assert _TRIAL(head, rough) is fits
     assert ("off by more than they should" in caplog.text) is not fits
