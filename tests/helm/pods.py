@@ -26,6 +26,7 @@ from pathlib import Path
 
 from draftwood_memory.store.embedded import binary
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from tests.engines.servers import PACKAGES
 from tests.helm.chart import NAMESPACE, ROOT, Document
 from tests.vllm.engine import ENVIRONMENT as VLLM_ENVIRONMENT
 from tests.vllm.engine import PYTHON as VLLM_PYTHON
@@ -39,16 +40,6 @@ RESOLVER = f"nameserver {{}}\nsearch {NAMESPACE}.{DOMAIN} {DOMAIN} cluster.local
 CHOSEN_USER = 1_000_650_000
 """As OpenShift chooses one, for a pod that names none."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
-_VLLMS_PACKAGES = [
-    "protos",
-    "clients/python",
-    "strategies",
-    "memory",
-    "tenants",
-    "model_runner",
-    "service",
-    "plugins/vllm",
-]
 _ETC = ("group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd")
 _DEVICES = ("full", "null", "random", "urandom", "zero")
 _COMPILED_FOR = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
@@ -201,8 +192,7 @@ class Cluster:
             if name not in _COMPILED_FOR:
                 made[name] = value.replace("$PATH", made["PATH"])
         if container.is_vllm:
-            made["PYTHONPATH"] = os.pathsep.join(str(ROOT / folder) for folder in _VLLMS_PACKAGES)
-            made |= {**VLLM_ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+            made |= {**VLLM_ENVIRONMENT, "PYTHONPATH": PACKAGES, "VLLM_CPU_KVCACHE_SPACE": "1"}
             # Of the operator of LeaderWorkerSets.
             made |= {"LWS_LEADER_ADDRESS": POD, "LWS_WORKER_INDEX": str(container.rank)}
         for variable in container.spec.get("env", []):
