@@ -22,7 +22,8 @@ from draftwood_client import AdminClient
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.vllm.engine import ENVIRONMENT, PYTHON, REPOSITORY
 
-ENGINES = ["draftwood", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+_STARTS = pytest.mark.timeout(600)
+ENGINES = [pytest.param("draftwood", marks=_STARTS), pytest.param("vllm", marks=[pytest.mark.vllm, _STARTS])]
 _FOLDERS = "protos", "clients/python", "strategies", "memory", "tenants", "model_runner", "service", "plugins/vllm"
 PACKAGES = os.pathsep.join(str(REPOSITORY / folder) for folder in _FOLDERS)
 """PYTHONPATH of a service in the environment of vLLM."""
@@ -39,13 +40,7 @@ CONTEXT, SLOTS = 256, 4
 
 @dataclass(frozen=True)
 class Served:
-    """A running server.
-
-    Attributes:
-        engine: its name.
-        target: "host:port".
-        pid: of the service.
-    """
+    """A running server at `target`, "host:port"."""
 
     engine: str
     target: str
@@ -80,7 +75,6 @@ def served_by(
         flags: further flags of `draftwood serve`.
         tenants: its file of tenants; None for those of its store.
         model: its folder.
-        context: in tokens.
         engine_args: of vLLM.
     """
     with tempfile.TemporaryDirectory(prefix="draftwood-tenants-") as folder:

@@ -55,14 +55,8 @@ with socket.create_connection(("127.0.0.1", 6379), 5) as server:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pod runs.
-
-    Attributes:
-        name: of the pod, and its host name.
-        address: of the pod.
-        network: file of its network namespace; None for that of this process.
-        rank: of the pod in the group of a LeaderWorkerSet.
-    """
+    """Where a pod runs: file of its network namespace, None for that of this process, and the pod's number in its group
+    of a LeaderWorkerSet."""
 
     name: str = "demo-0"
     address: str = POD
@@ -83,13 +77,7 @@ WORKER = Place("demo-0-1", "10.20.30.41", rank=1)
 
 @dataclass(slots=True)
 class Container:
-    """A container of a pod.
-
-    Attributes:
-        pod: the manifest's pod.
-        spec: the manifest's container.
-        place: of the pod.
-    """
+    """A container, by its part of the manifest."""
 
     pod: Document
     spec: Document
@@ -100,13 +88,9 @@ class Container:
         return str(self.spec["name"])
 
     @property
-    def rank(self) -> int:
-        return self.place.rank
-
-    @property
     def label(self) -> str:
         """Its name, with the pod's number for one that computes for a leader."""
-        return f"{self.name} {self.rank}" if self.rank else self.name
+        return f"{self.name} {self.place.rank}" if self.place.rank else self.name
 
     @property
     def is_init(self) -> bool:
@@ -194,7 +178,7 @@ class Cluster:
         if container.is_vllm:
             made |= {**VLLM_ENVIRONMENT, "PYTHONPATH": PACKAGES, "VLLM_CPU_KVCACHE_SPACE": "1"}
             # Of the operator of LeaderWorkerSets.
-            made |= {"LWS_LEADER_ADDRESS": POD, "LWS_WORKER_INDEX": str(container.rank)}
+            made |= {"LWS_LEADER_ADDRESS": POD, "LWS_WORKER_INDEX": str(container.place.rank)}
         for variable in container.spec.get("env", []):
             made[variable["name"]] = self._value(variable, container, made)
         return made

@@ -62,7 +62,6 @@ class Restart:
     """A pod that was replaced.
 
     Attributes:
-        pod: its name.
         ended_in_s: seconds from its deletion to its end, of which it may have `grace_s`.
         status: its exit status; None if it was killed because its time was over.
         unready: how often its readiness probe failed before.
@@ -103,11 +102,7 @@ class Report:
 
 class Balancer:
     """The address of a Service: each new connection goes to the next endpoint, and stays there. Without endpoints it is
-    reset.
-
-    Attributes:
-        endpoints: addresses and ports.
-    """
+    reset."""
 
     def __init__(self) -> None:
         self.endpoints: list[tuple[str, int]] = []
@@ -280,11 +275,7 @@ class Workload:
 
 
 class Cluster:
-    """A release's workloads.
-
-    Args:
-        tasks: gets what runs on until it is cancelled.
-    """
+    """A release's workloads. `tasks` gets what runs on until it is cancelled."""
 
     def __init__(self, release: Release, tasks: asyncio.TaskGroup) -> None:
         self._release = release

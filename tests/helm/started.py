@@ -64,11 +64,9 @@ class NotStartedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """What happened to a container.
+    """What happened to a container of a values file.
 
     Attributes:
-        values: name of the values file.
-        container: its name, with a number if its pod computes for another.
         ready: its probes succeeded and it answered; or, for one that ends by itself, its status was 0.
         ready_in_s: seconds from its start until its probes succeeded; 0 for one that ends by itself.
         ended_in_s: seconds from SIGTERM to its end; or of its whole run.
@@ -387,7 +385,7 @@ def start(release: Release, container: Container, stack: ExitStack) -> tuple[Pro
     stack.callback(process.kill)
     process.wait_until_ready(release)
     process.ready_in_s = round(process.seconds, 2)
-    if container.rank:
+    if container.place.rank:
         return process, note  # it has no probe, and answers nobody
     try:
         ask(release, container)
@@ -446,7 +444,7 @@ def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
         if not only_checks and (test := release.test()) is not None:
             made.append(run_to_its_end(release, test))
         for container, process, _ in running:
-            if container.rank:  # pods of a group get it at once, and end with their leader
+            if container.place.rank:  # pods of a group get it at once, and end with their leader
                 process.terminate()
         for container, process, note in reversed(running):
             times = {"ready_in_s": process.ready_in_s, "ended_in_s": round(process.end(), 2)}

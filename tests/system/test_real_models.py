@@ -71,12 +71,7 @@ CALLED = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": Fals
 
 
 class RealModel(NamedTuple):
-    """A model in float32.
-
-    Attributes:
-        served: as Draftwood runs it.
-        plain: as transformers does.
-    """
+    """A model in float32, as Draftwood runs it and as transformers does."""
 
     served: LoadedModel
     plain: Any
@@ -96,6 +91,12 @@ def model(request: pytest.FixtureRequest) -> Iterator[RealModel]:
     yield RealModel(served, plain)
     prompt_of.cache_clear()
     expected.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def drafts_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is stopped because the machine is busy, or because NumPy stands for a device."""
+    monkeypatch.setattr(guard, "time", Clock())
 
 
 @functools.cache
@@ -230,9 +231,8 @@ def test_answers_of_a_schema(model: RealModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
-def test_drafts_on_a_device(model: RealModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_on_a_device(model: RealModel, name: str) -> None:
     """Its kernels run by NumPy: the tokens of `generate`, the first time and from memory, and within a schema."""
-    monkeypatch.setattr(guard, "time", Clock())  # NumPy takes too long for drafts that pay
     prompts = prompts_of(model)[:SAMPLED]
     with drafts_on_device(DeviceSizes(TOGETHER, 1024, 2, 4096, NODES, contexts=1 << 14), "cpu"):
         engine, strategy = engine_for(model), create(name)

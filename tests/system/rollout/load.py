@@ -19,8 +19,6 @@ class Result:
     """One request, with all its attempts; times are of `time.monotonic`.
 
     Attributes:
-        question: that was asked.
-        text, tokens, steps: of the answer.
         error: it failed with; empty if it did not.
         cut: it failed after its answer had begun, see `_begun`.
     """

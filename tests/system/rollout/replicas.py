@@ -30,7 +30,6 @@ class Replica:
     """One replica.
 
     Attributes:
-        host, port: where it listens.
         flags: further flags of `draftwood serve`.
         options: further arguments of `server_process`.
     """

@@ -36,8 +36,6 @@ class Plan:
         new_addresses: a replacement gets an address of its own, which clients look up, like a pod; else that of the
             replica before it.
         kill: the second replica is not drained but killed.
-        engine: of the replicas.
-        replicas: how many.
     """
 
     requests: int = 60

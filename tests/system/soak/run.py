@@ -71,10 +71,7 @@ class Soaked:
 
     Attributes:
         slots: request slots of the service, running and waiting.
-        under_way: requests that are not answered yet.
-        samples: of the service's processes, over time.
-        requests: number of requests that ended as expected, by kind.
-        failures: descriptions of the requests that did not.
+        requests: number of requests that ended as expected, by kind; `failures` describes the others.
         free_slots: free request slots at the end of each round.
         log: what the service logged, errors alone.
     """

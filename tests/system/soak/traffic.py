@@ -39,8 +39,6 @@ class Traffic:
     """Draws requests.
 
     Attributes:
-        info: limits and strategies of the service.
-        prompts: ordinary prompts.
         tenants: number of tenants; more than the service keeps, so that some are evicted and loaded again.
         first: kinds of the first requests: each one once, then they are drawn.
     """
