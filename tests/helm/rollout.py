@@ -64,7 +64,6 @@ class Restart:
     Attributes:
         ended_in_s: seconds from its deletion to its end, of which it may have `grace_s`.
         status: its exit status; None if it was killed because its time was over.
-        unready: how often its readiness probe failed before.
         replaced_in_s: seconds from the start of the pod that took its place until that was ready.
     """
 
@@ -72,7 +71,6 @@ class Restart:
     ended_in_s: float = 0.0
     grace_s: int
     status: int | None = None
-    unready: int = 0
     replaced_in_s: float = 0.0
 
 
@@ -82,17 +80,13 @@ class Report:
 
     Attributes:
         failed: the errors of requests that failed after the clients' own attempts.
-        cut: how many of them had begun to be answered.
         wrong: answers that are not the one of the same request at rest.
-        long: requests of up to `_LONG` tokens; the others have up to `_MAX_TOKENS`.
         through: requests by what they were sent through.
     """
 
     requests: int
     failed: list[str]
-    cut: int
     wrong: int
-    long: int
     through: dict[str, int]
     restarts: list[Restart]
     acceptance_cold: float
@@ -168,8 +162,6 @@ class Pod:
             failures = 0 if await self._succeeds("readinessProbe") else failures + 1
             if not failures:
                 self.ready_in_s = self.ready_in_s or time.monotonic() - began
-            elif self.ready and failures == probe.get("failureThreshold", 3):
-                self.restart.unready += 1
             self.ready = not failures or (self.ready and failures < probe.get("failureThreshold", 3))
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
@@ -369,7 +361,7 @@ def _gateway(client: openai.AsyncOpenAI) -> Ask:
             error = "" if finished else "the stream ended before the answer"
         except openai.OpenAIError as problem:
             error = f"{type(problem).__name__}: {problem}"
-        return Result(began, time.monotonic(), text, "".join(pieces), error=error, cut=bool(error and pieces))
+        return Result(began, time.monotonic(), text, "".join(pieces), error=error)
 
     return ask
 
@@ -414,13 +406,10 @@ async def _measure(cluster: Cluster, requests: int) -> Report:
             await load.reach(len(load.results) + requests // 10)
             load.last.set()
         after = await remembered(headless, kept, 1.6 * cold)
-    failed = [one for one in load.results if one.error]
     return Report(
         requests=len(load.results),
-        failed=[f"{one.error} (after {one.ended - one.began:.1f} s)" for one in failed],
-        cut=sum(one.cut for one in failed),
+        failed=[f"{one.error} (after {one.ended - one.began:.1f} s)" for one in load.results if one.error],
         wrong=different([*at_rest, *load.results]),
-        long=sum(dict(questions)[one.question] == _LONG for one in load.results),
         through=through,
         restarts=restarts,
         acceptance_cold=round(cold, 2),
