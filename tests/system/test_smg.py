@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,7 +26,6 @@ from draftwood_benchmarks.harness.servers import ServerProcess, server_process
 from draftwood_client import Client
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.engines.servers import until
-from tests.memory.servers import free_port
 from tests.model_runner.loading.templates import HERMES
 from tests.service import fakes
 from tests.service.fakes import ByteTokenizer, FakeModel, serving
@@ -72,8 +72,9 @@ def is_ready(url: str) -> bool:
 @contextmanager
 def shepherd(log: Path, *flags: str, workers: list[str], ready: Callable[[str], bool] = is_ready) -> Iterator[str]:
     """The URL of a gateway in front of workers, given as "host:port"."""
-    port = free_port()
-    command = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, metrics = (free.getsockname()[1] for free in (one, other))  # free at once, so never the same
+    command = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     command += ["--worker-startup-check-interval", "1", "--policy", "round_robin", "--backend", "vllm"]
     command += ["--worker-urls", *(f"grpc://{worker}" for worker in workers), *flags]
     with log.open("wb") as output:
