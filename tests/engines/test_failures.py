@@ -44,9 +44,12 @@ def engine_processes(served: Served) -> list[psutil.Process]:
     return found
 
 
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def until_ended(*processes: psutil.Process) -> None:
-    for process in processes:
-        until(lambda process=process: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: all(map(ended, processes)))
 
 
 def serves_again(client: Client, seconds: float) -> None:

@@ -53,7 +53,7 @@ _ELSEWHERE = (
 _CERTIFICATE_HOSTS = ("draftwood.example", "login.example", "redis.data")
 _INSTEAD_OF_A_GPU = ("--device=cpu", "--tensor-parallel=1", "--threads=2")
 _INSTEAD_OF_GPUS_OF_VLLM = ('--engine-args={"enforce_eager": true}', "--max-context=256")
-_PLAINLY: dict[str, bool] = {"verify": False, "trust_env": False}
+_PLAINLY: dict[str, Any] = {"verify": False, "trust_env": False}
 """Certificates are not verified, as by the kubelet."""
 _QUESTION = "Where is my order?"
 
