@@ -45,7 +45,9 @@ def engine_processes(served: Served) -> list[psutil.Process]:
 
 
 def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def until_ended(*processes: psutil.Process) -> None:
