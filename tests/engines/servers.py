@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,31 +16,23 @@ from typing import Any
 import psutil
 import pytest
 
+from draftwood.admin.v1.status_pb2 import LoadStatus
 from draftwood_benchmarks.harness.servers import server_process
+from draftwood_client import AdminClient
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from tests.memory.servers import free_port
 from tests.vllm.engine import ENVIRONMENT, PYTHON, REPOSITORY
 
-ENGINES = ["draftwood", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
-_FOLDERS = (
-    "",
-    "clients/python",
-    "protos",
-    "strategies",
-    "memory",
-    "tenants",
-    "model_runner",
-    "service",
-    "benchmarks",
-    "plugins/vllm",
-)
+_STARTS = pytest.mark.timeout(600)
+ENGINES = [pytest.param("draftwood", marks=_STARTS), pytest.param("vllm", marks=[pytest.mark.vllm, _STARTS])]
+_FOLDERS = "protos", "clients/python", "strategies", "memory", "tenants", "model_runner", "service", "plugins/vllm"
+PACKAGES = os.pathsep.join(str(REPOSITORY / folder) for folder in _FOLDERS)
+"""PYTHONPATH of a service in the environment of vLLM."""
 TENANTS = """
 tenants:
 - {name: tenants/limited, quotas: {concurrency: 1}}
 - {name: tenants/fixed, allowDraftOverride: false, drafting: {strategy: trie, maxNodes: 4}}
 - {name: tenants/warm-blooded, sampling: {temperature: 0.7}}
 - {name: tenants/silent, learning: {scope: LEARNING_SCOPE_NOTHING}}
-- {name: tenants/heavy, weight: 3}
 """
 """Of each server, for the tests of tenants."""
 CONTEXT, SLOTS = 256, 4
@@ -51,32 +40,24 @@ CONTEXT, SLOTS = 256, 4
 
 @dataclass(frozen=True)
 class Served:
-    """A running server.
-
-    Attributes:
-        engine: its name.
-        target: "host:port".
-        pid: of the service.
-        metrics_port: where its metrics are.
-    """
+    """A running server at `target`, "host:port"."""
 
     engine: str
     target: str
     pid: int
-    metrics_port: int
 
     def children(self) -> list[psutil.Process]:
         """All processes that the service has started."""
         found: list[psutil.Process] = psutil.Process(self.pid).children(recursive=True)
         return found
 
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's points that have these labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20) as answer:
-            text = answer.read().decode()
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for point, value in found if all(one in point for one in wanted))
+    def load(self) -> LoadStatus:
+        with AdminClient(self.target) as admin:
+            return admin.status(timeout=20).load
+
+    def idle(self) -> bool:
+        load = self.load()
+        return load.running + load.waiting == 0
 
 
 @contextmanager
@@ -94,19 +75,15 @@ def served_by(
         flags: further flags of `draftwood serve`.
         tenants: its file of tenants; None for those of its store.
         model: its folder.
-        context: in tokens.
         engine_args: of vLLM.
     """
-    port = free_port()
     with tempfile.TemporaryDirectory(prefix="draftwood-tenants-") as folder:
-        files = []
         if tenants is not None:
             Path(folder, "tenants.yaml").write_text(tenants)
-            files = ["--tenants-file", str(Path(folder, "tenants.yaml"))]
+            flags = ("--tenants-file", str(Path(folder, "tenants.yaml")), *flags)
         python, environment, own = started_by(engine, model, context, **engine_args)
-        arguments = [*own, *files, "--metrics-port", str(port), *flags]
-        with server_process(*arguments, environment=environment, python=python) as server:
-            yield Served(engine, server.target, server.pid, port)
+        with server_process(*own, *flags, environment=environment, python=python) as server:
+            yield Served(engine, server.target, server.pid)
 
 
 def started_by(
@@ -117,25 +94,11 @@ def started_by(
     flags += ["--max-context", str(context), "--max-running", str(SLOTS), "--kv-cache-tokens", "4096"]
     if engine != "vllm":
         return sys.executable, {"OMP_NUM_THREADS": "1"}, [*flags, "--runner", "torch"]
-    paths = os.pathsep.join(str(REPOSITORY / folder) for folder in _FOLDERS)
     own = ["--engine-args", json.dumps({"enforce_eager": True, **engine_args})]
-    return str(PYTHON), {**ENVIRONMENT, "PYTHONPATH": paths}, [*flags, *own]
+    return str(PYTHON), {**ENVIRONMENT, "PYTHONPATH": PACKAGES}, [*flags, *own]
 
 
-@contextmanager
-def starting(engine: str) -> Iterator[psutil.Process]:
-    """A service that was just started."""
-    python, environment, flags = started_by(engine)
-    command = [python, "-m", "draftwood_service", "--port", "0", *flags]
-    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
 
-from draftwood.v1 import generation_pb2 as pb
-from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_client import Client, InvalidRequestError
 from tests.engines.servers import Served
 
@@ -20,6 +17,7 @@ def test_the_engine_is_shown(client: Client, served: Served) -> None:
     assert bool(info.abilities.version) == (served.engine == "vllm")
     assert info.architecture == "LlamaForCausalLM"
     assert (info.dtype, info.exact) == ("float32", False)
+    assert info.abilities.draft_trees == (served.engine == "draftwood")
     assert info.default_strategy == ("trie" if served.engine == "vllm" else "hybrid")
 
 
@@ -31,6 +29,7 @@ def test_the_engine_is_shown(client: Client, served: Served) -> None:
         ({"temperature": 3.0}, "sampling.temperature", "max_temperature"),
         ({"presence_penalty": 3.0}, "sampling.presence_penalty", "max_penalty"),
         ({"frequency_penalty": -3.0}, "sampling.frequency_penalty", "max_penalty"),
+        ({"draft_trees": True}, "output.draft_trees", "draft_trees"),
     ],
 )
 def test_what_the_engine_cannot_do(client: Client, options: Any, field: str, ability: str) -> None:
@@ -48,18 +47,3 @@ def test_what_the_engine_cannot_do(client: Client, options: Any, field: str, abi
 
 def test_min_p_of_a_greedy_request_changes_nothing(client: Client) -> None:
     assert client.generate("x", max_tokens=3, min_p=0.1).token_ids == client.generate("x", max_tokens=3).token_ids
-
-
-def test_draft_trees(served: Served) -> None:
-    request = pb.GenerateRequest(text="x", stop=pb.StopOptions(max_tokens=3), output=pb.OutputOptions(draft_trees=True))
-    with grpc.insecure_channel(served.target) as channel:
-        stub = pb_grpc.GenerationServiceStub(channel)
-        able = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=20).abilities.draft_trees
-        assert able == (served.engine == "draftwood")
-        if able:
-            assert [*stub.GenerateStream(request, timeout=60)][-1].HasField("finished")
-        else:
-            with pytest.raises(grpc.RpcError) as error:
-                [*stub.GenerateStream(request, timeout=60)]
-            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "output.draft_trees" in (error.value.details() or "")

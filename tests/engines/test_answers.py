@@ -35,7 +35,7 @@ def test_prompts_are_text_token_ids_or_a_conversation(client: Client) -> None:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_greedy_answers_are_those_of_transformers(client: Client, question: str) -> None:
-    """Cold, and drafted from what the answer accepted_after_learning."""
+    """Cold, and drafted from what was learned of the first."""
     prompt = ids(client, question)
     expected = greedy("bundled", tuple(prompt), 40)
     for _ in range(3):
@@ -49,9 +49,7 @@ def test_the_stream_is_the_answer(client: Client) -> None:
         answer = stream.completion()
     assert "".join(delta.text for delta in deltas) == answer.text
     assert "".join(detail.text for delta in deltas for detail in delta.details) == answer.text
-    assert client.detokenize(answer.token_ids) == answer.text.lstrip() or answer.text in client.detokenize(
-        answer.token_ids
-    )
+    assert answer.text.lstrip() in client.detokenize(answer.token_ids)
 
 
 def test_stop_strings_end_before_themselves(client: Client) -> None:
@@ -78,30 +76,25 @@ def test_stop_tokens_end_with_themselves(client: Client) -> None:
 
 def test_answers_end_at_their_length_and_at_the_models_end(client: Client) -> None:
     assert client.generate(STORY, max_tokens=5).finish_reason is FinishReason.LENGTH
-    ended = client.generate([ChatMessage("user", "Say hello.")], max_tokens=150)
+    asked = [ChatMessage("user", "Say hello.")]
+    ended = client.generate(asked, max_tokens=150)
     assert ended.finish_reason is FinishReason.STOP
     assert ended.matched_stop in client.model_info().eos_token_ids
+    with_special_tokens = client.generate(asked, max_tokens=150, include_special_tokens=True).text
+    assert with_special_tokens.startswith(ended.text)
+    assert len(with_special_tokens) > len(ended.text)
     assert client.generate(STORY, ignore_eos=True).usage.completion_tokens == CONTEXT - len(ids(client, STORY))
 
 
-def test_special_tokens_are_text_if_asked_for(client: Client) -> None:
-    ended = client.generate([ChatMessage("user", "Say hello.")], max_tokens=150, include_special_tokens=True)
-    plain = client.generate([ChatMessage("user", "Say hello.")], max_tokens=150)
-    assert ended.text.startswith(plain.text)
-    assert len(ended.text) > len(plain.text)
-
-
-def test_sampled_answers_vary_and_samples_are_independent(client: Client) -> None:
+def test_samples_are_independent_and_seeds_reproduce_where_the_engine_says_so(client: Client, served: Served) -> None:
     answer = client.generate(STORY, max_tokens=12, temperature=1.0, n=4, seed=1)
     assert len({sample.token_ids for sample in answer.samples}) > 1
     assert all(1 <= len(sample.token_ids) <= 12 for sample in answer.samples)
     assert [sample.seed for sample in answer.samples] == [1, 2, 3, 4]
-
-
-def test_seeds_reproduce_where_the_engine_says_so(client: Client, served: Served) -> None:
-    answers = [client.generate(STORY, max_tokens=16, temperature=1.0, seed=7).token_ids for _ in range(3)]
-    assert client.model_info().abilities.reproducible_seeds == (served.engine == "draftwood")
-    assert (len({*answers}) == 1) == (served.engine == "draftwood")
+    answers = {client.generate(STORY, max_tokens=16, temperature=1.0, seed=7).token_ids for _ in range(3)}
+    reproducible = client.model_info().abilities.reproducible_seeds
+    assert reproducible == (served.engine == "draftwood")
+    assert len(answers) == 1 or not reproducible
 
 
 def test_the_distribution_of_samples_is_the_models(client: Client) -> None:
@@ -140,9 +133,7 @@ def test_greedy_answers_beside_sampled_ones(client: Client) -> None:
 def test_log_probabilities(client: Client) -> None:
     for _ in range(2):
         answer = client.generate(STORY, max_tokens=10, top_logprobs=3, tenant="logprobs")
-        assert len(answer.details) == len(answer.token_ids)
         for token, detail in zip(answer.token_ids, answer.details, strict=True):
-            assert len(detail.top_logprobs) == 3
             best, second, third = detail.top_logprobs
             assert (best.token_id, best.bytes) == (token, detail.bytes)  # greedy
             assert detail.logprob == pytest.approx(best.logprob, abs=1e-5)
@@ -153,11 +144,9 @@ def test_penalties_change_answers_in_the_same_way(client: Client) -> None:
     plain = client.generate(QUESTIONS[2], max_tokens=60, ignore_eos=True)
     variants: tuple[Any, ...] = ({"repetition_penalty": 1.5}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0})
     for options in variants:
-        penalized = client.generate(QUESTIONS[2], max_tokens=60, ignore_eos=True, **options)
-        assert penalized.token_ids != plain.token_ids
-        assert len({*penalized.token_ids}) > len({*plain.token_ids})
-        again = client.generate(QUESTIONS[2], max_tokens=60, ignore_eos=True, **options)
-        assert again.token_ids == penalized.token_ids
+        one, two = (client.generate(QUESTIONS[2], max_tokens=60, ignore_eos=True, **options) for _ in range(2))
+        assert one.token_ids == two.token_ids
+        assert len({*one.token_ids}) > len({*plain.token_ids})
 
 
 SCHEMA = {
@@ -172,19 +161,16 @@ def test_json_schema(client: Client) -> None:
     for _ in range(2):
         answer = client.generate("A person:", max_tokens=80, json_schema=SCHEMA, tenant="formats")
         assert answer.finish_reason is FinishReason.STOP
-        person = json.loads(answer.text)
-        assert set(person) == {"name", "age"}
+        assert json.loads(answer.text).keys() == {"name", "age"}
         assert answer.text.startswith('{"name": "')  # laid out as json.dumps does
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"regex": "[0-9]{4}-[0-9]{2}"}, "[0-9]{4}-[0-9]{2}"),
-        ({"lark": 'start: "yes" | "no" " "? "way"'}, "yes|no ?way"),
-    ],
+    ("name", "form", "expected"),
+    [("regex", "[0-9]{4}-[0-9]{2}", "[0-9]{4}-[0-9]{2}"), ("lark", 'start: "yes" | "no" " "? "way"', "yes|no ?way")],
 )
-def test_regular_expressions_and_grammars(client: Client, options: Any, expected: str) -> None:
+def test_regular_expressions_and_grammars(client: Client, name: str, form: str, expected: str) -> None:
+    options: Any = {name: form}
     for _ in range(2):
         answer = client.generate("The date is", max_tokens=40, tenant="formats", **options)
         assert re.fullmatch(expected, answer.text)

@@ -25,7 +25,6 @@ def test_a_rolling_restart_loses_none_of_1000_requests() -> None:
     report = roll_out(Plan(requests=1000, questions=5, engine="vllm", replicas=2))
     assert (report.errors, report.cut, report.different) == ([], 0, 0)
     assert report.requests >= 1000
-    assert report.exit_codes == [0, 0]
     assert report.acceptance_before > 1.2 * report.acceptance_cold
     assert report.acceptance_kept > 0.9
 

@@ -2,55 +2,58 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
-from draftwood_client import Client, MemoryClient, NotFoundError
+from draftwood_client import Client, Completion, MemoryClient, NotFoundError
 from tests.engines.servers import Served, until
 
 PROMPT = [1, *range(700, 730)]
 OPTIONS: Any = {"max_tokens": 40, "ignore_eos": True}
 
 
-def accepted(client: Client, tenant: str, **options: Any) -> int:
-    """Draft tokens of an answer that were accepted."""
+def drafted(client: Client, tenant: str, **options: Any) -> Completion:
     answer = client.generate(PROMPT, tenant=tenant, **{**OPTIONS, **options})
     assert len(answer.token_ids) == OPTIONS["max_tokens"]
-    return answer.drafting.accepted_tokens
+    return answer
 
 
-def accepted_after_learning(client: Client, tenant: str, seconds: float = 10.0) -> int:
-    """Draft tokens accepted once the memory has learned the answer, which may take `seconds`."""
-    accepted(client, tenant)
-    found = 0
-    deadline = time.monotonic() + seconds
-    while found < 15 and time.monotonic() < deadline:
-        found = accepted(client, tenant, learn=False)
-    return found
+def accepted(client: Client, tenant: str, **options: Any) -> int:
+    """Draft tokens of an answer that were accepted."""
+    return drafted(client, tenant, **options).drafting.accepted_tokens
+
+
+def learned(client: Client, tenant: str, **options: Any) -> Completion:
+    """An answer that the tenant's earlier one drafts, once the memory has learned that."""
+    client.generate(PROMPT, tenant=tenant, **OPTIONS)
+    answers: list[Completion] = []
+
+    def is_drafted() -> bool:
+        answers.append(drafted(client, tenant, learn=False, **options))
+        return answers[-1].drafting.accepted_tokens >= 15
+
+    until(is_drafted)
+    return answers[-1]
 
 
 def test_a_tenants_answers_draft_its_own_requests_and_no_others(client: Client) -> None:
-    assert accepted_after_learning(client, "acme") >= 15
+    learned(client, "acme")
     assert max(accepted(client, f"other-{i}", learn=False) for i in range(3)) < 15
 
 
 def test_drafts_can_be_switched_off_and_capped(client: Client) -> None:
-    assert accepted_after_learning(client, "options") >= 15
-    assert accepted(client, "options", drafting=False) == 0
-    assert accepted(client, "options", strategy="none") == 0
-    assert accepted(client, "options", max_draft_nodes=0) == 0
-    capped = client.generate(PROMPT, tenant="options", max_draft_nodes=2, **OPTIONS)
-    assert capped.drafting.draft_tokens <= 2 * capped.drafting.steps
-    by_depth = capped.drafting.accepted_by_depth
-    assert len(by_depth) <= 2
-    assert sum(by_depth) == capped.drafting.accepted_tokens
+    learned(client, "options")
+    for off in ({"drafting": False}, {"strategy": "none"}, {"max_draft_nodes": 0}):
+        assert accepted(client, "options", **off) == 0, off
+    capped = drafted(client, "options", max_draft_nodes=2).drafting
+    assert capped.draft_tokens <= 2 * capped.steps
+    assert len(capped.accepted_by_depth) <= 2
+    assert sum(capped.accepted_by_depth) == capped.accepted_tokens
 
 
-def test_statistics_of_drafts_add_up(client: Client, served: Served) -> None:
-    assert accepted_after_learning(client, "statistics") >= 15
-    answer = client.generate(PROMPT, tenant="statistics", **OPTIONS)
+def test_statistics_of_drafts_add_up(client: Client) -> None:
+    answer = learned(client, "statistics")
     drafting = answer.drafting
     assert drafting.steps + drafting.accepted_tokens == 40
     assert drafting.mean_acceptance_length == pytest.approx(40 / drafting.steps)
@@ -78,9 +81,9 @@ def exported(memory: MemoryClient, tenant: str) -> list[tuple[int, ...]]:
 
 
 def test_memories_are_exported_and_purged(client: Client, served: Served) -> None:
-    assert accepted_after_learning(client, "purged") >= 15
+    learned(client, "purged")
     with MemoryClient(served.target) as memory:
-        until(lambda: any(len(tokens) >= 40 for tokens in exported(memory, "purged")), 10)
+        until(lambda: any(len(tokens) >= 40 for tokens in exported(memory, "purged")))
         memory.purge("purged")
         assert not exported(memory, "purged")
-    until(lambda: accepted(client, "purged", learn=False) < 15, 10)
+    until(lambda: accepted(client, "purged", learn=False) < 15)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,14 +17,10 @@ from tests.engines.servers import CONTEXT, SLOTS, Served, until
 LONG: Any = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
 
 
-def idle(served: Served) -> bool:
-    return served.metric("draftwood_requests_running") + served.metric("draftwood_requests_waiting") == 0
-
-
 def test_a_deadline_ends_a_request_and_frees_its_slot(client: Client, served: Served) -> None:
     with pytest.raises(DeadlineError):
         client.generate("A long story:", timeout=0.15, n=SLOTS, temperature=1.0, **LONG)
-    until(lambda: idle(served), 10)
+    until(served.idle)
     assert client.generate("x", max_tokens=2).token_ids
 
 
@@ -33,7 +28,7 @@ def test_a_cancelled_request_frees_its_slot(client: Client, served: Served) -> N
     for _ in range(2 * SLOTS):
         with client.stream("A long story:", **LONG) as stream:
             next(stream)
-    until(lambda: idle(served), 10)
+    until(served.idle)
     assert client.generate("x", max_tokens=2).token_ids
 
 
@@ -54,17 +49,15 @@ def test_a_reader_that_stops_holds_up_nobody(client: Client, served: Served) -> 
         ]
         for call in calls:
             next(call)
-        began = time.monotonic()
-        assert client.generate("x", max_tokens=5, tenant="reads").token_ids
-        assert time.monotonic() - began < 30
+        assert client.generate("x", max_tokens=5, tenant="reads", timeout=60).token_ids
         assert [*calls[0]][-1].finished.usage.completion_tokens == 200
         for call in calls:
             call.cancel()
-    until(lambda: idle(served), 30)
+    until(served.idle)
 
 
-def test_tenants_share_the_engine_by_weight(client: Client) -> None:
-    """Sixteen requests of one tenant wait when another one's four come: those are not behind them."""
+def test_tenants_share_the_engine_by_weight(client: Client, served: Served) -> None:
+    """Many requests of one tenant wait when another one's four come: those are not behind them."""
     ended: list[str] = []
     lock = threading.Lock()
 
@@ -73,9 +66,9 @@ def test_tenants_share_the_engine_by_weight(client: Client) -> None:
         with lock:
             ended.append(tenant)
 
-    with ThreadPoolExecutor(24) as threads:
-        waiting = [threads.submit(ask, "greedy-tenant") for _ in range(16)]
-        until(lambda: len(ended) > 0)
+    with ThreadPoolExecutor(28) as threads:
+        waiting = [threads.submit(ask, "greedy-tenant") for _ in range(24)]
+        until(lambda: served.load().waiting >= 12)
         waiting += [threads.submit(ask, "late") for _ in range(4)]
         for one in waiting:
             one.result()
@@ -83,18 +76,14 @@ def test_tenants_share_the_engine_by_weight(client: Client) -> None:
     assert last < len(ended) - 4
 
 
-def test_quotas_and_overrides_of_tenants(client: Client) -> None:
-    with client.stream("x", tenant="limited", **LONG) as stream:
+def test_quotas_overrides_and_defaults_of_tenants(client: Client) -> None:
+    with client.stream("x", tenant="limited", n=SLOTS, temperature=1.0, **LONG) as stream:
         next(stream)
         with pytest.raises(QuotaExceededError):
             client.generate("x", tenant="limited", max_tokens=2)
     with pytest.raises(PermissionDeniedError):
         client.generate("x", tenant="fixed", max_tokens=2, strategy="none")
-    fixed = client.generate("x", tenant="fixed", max_tokens=2)
-    assert fixed.drafting.strategy == "trie"
-
-
-def test_defaults_of_tenants_hold(client: Client) -> None:
+    assert client.generate("x", tenant="fixed", max_tokens=2).drafting.strategy == "trie"
     answers = {client.generate("Once upon a time", tenant="warm-blooded", max_tokens=16).token_ids for _ in range(4)}
     assert len(answers) > 1
     assert client.generate("x", tenant="warm-blooded", max_tokens=2, temperature=0.0).seed is None

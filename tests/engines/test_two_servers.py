@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from draftwood_benchmarks.harness.servers import running_gateway
 from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.engines.servers import ENGINES, Served, served_by, until
-from tests.engines.test_drafts import OPTIONS, accepted, accepted_after_learning
+from tests.engines.test_drafts import OPTIONS, accepted, learned
 from tests.memory.servers import Valkey
 from tests.model_runner.loading.templates import HERMES
 
@@ -54,38 +53,38 @@ def client(pair: Pair) -> Iterator[Client]:
 
 def test_engines_share_memories(pair: Pair, client: Client) -> None:
     with Client(pair.own.target, timeout=100) as own:
-        assert accepted_after_learning(own, "shared") >= 15
-        deadline = time.monotonic() + 15
-        while accepted(client, "shared", learn=False) < 15:
-            assert time.monotonic() < deadline
-        other = [1, *range(300, 330)]
-        client.generate(other, tenant="shared", **OPTIONS)
-        until(lambda: own.generate(other, tenant="shared", **OPTIONS).drafting.accepted_tokens >= 15, 15)
+        learned(own, "shared")
+        until(lambda: accepted(client, "shared", learn=False) >= 15)
+        other: Any = {"prompt": [1, *range(300, 330)], "tenant": "shared", **OPTIONS}
+        client.generate(**other)
+        until(lambda: own.generate(**other, learn=False).drafting.accepted_tokens >= 15)
 
 
 def test_a_live_experiment_counts_what_its_clients_saw(pair: Pair, client: Client) -> None:
     strategies = {"trie": "trie", "plain": "none"}
     arms = [ExperimentArm(id=name, drafting=DraftConfig(strategy=of)) for name, of in strategies.items()]
+    seen = Counter[str]()
+
+    def ask(number: int) -> str:
+        answer = client.generate(
+            "Once upon a time", tenant="trial", session=f"session {number}", max_tokens=10, ignore_eos=True
+        )
+        assert answer.arm != "plain" or answer.drafting.draft_tokens == 0
+        seen.update([answer.arm] if answer.arm else [])
+        return answer.arm
+
     with AdminClient(pair.other.target) as admin:
         admin.experiments.create("live", Experiment(tenants=("trial",), arms=arms))
         admin.experiments.start("live")
-        until(lambda: bool(client.generate("x", tenant="trial", max_tokens=2).arm), 15)
-        until(lambda: sum(arm.requests for arm in admin.experiments.report("live").arms) > 0, 15)
-        before = {arm.arm: arm.requests for arm in admin.experiments.report("live").arms}
-        seen = Counter[str]()
+        until(lambda: bool(ask(0)))
         for number in range(24):
-            answer = client.generate(
-                "Once upon a time", tenant="trial", session=f"session {number}", max_tokens=10, ignore_eos=True
-            )
-            seen[answer.arm] += 1
-            if answer.arm == "plain":
-                assert answer.drafting.draft_tokens == 0
+            ask(number)
         assert seen.keys() == {"trie", "plain"}
 
         def counted() -> dict[str, int]:
-            return {arm.arm: arm.requests - before.get(arm.arm, 0) for arm in admin.experiments.report("live").arms}
+            return {arm.arm: arm.requests for arm in admin.experiments.report("live").arms}
 
-        until(lambda: sum(counted().values()) >= 24, 20)
+        until(lambda: sum(counted().values()) >= 25)
         assert counted() == seen
         admin.experiments.stop("live")
 
@@ -125,8 +124,8 @@ def test_tools_are_called_through_the_gateway(pair: Pair) -> None:
 
 def test_audits_find_no_difference(pair: Pair, client: Client) -> None:
     accepted(client, "audited")
+    accepted(client, "audited")
     with AdminClient(pair.other.target) as audit:
-        until(lambda: sum(count.audited for count in audit.audit_report().counts) >= 2, 60)
-        report = audit.audit_report()
-    assert sum(count.differing for count in report.counts) == 0
-    assert sum(count.failed for count in report.counts) == 0
+        until(lambda: sum(count.audited for count in audit.audit_report().counts) >= 2)
+        counts = audit.audit_report().counts
+    assert [(count.differing, count.failed) for count in counts] == [(0, 0)] * len(counts)

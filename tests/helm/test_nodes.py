@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from helm_python.errors import HelmError
 
 from tests.helm.chart import Document, pod_templates, render
-from tests.helm.test_gateway import SCHEMAS, strict
+from tests.helm.test_gateway import strict_schema
 from tests.helm.test_renders import of_kind, settings_of, values
 
 NODES = values("vllm-nodes")
@@ -38,10 +37,10 @@ def labels_of(documents: list[Document]) -> tuple[dict[str, str], dict[str, str]
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_the_set_and_its_templates_are_valid(version: str) -> None:
     documents = rendered()
-    schema = json.loads((SCHEMAS / "leaderworkerset-v1-spec.json").read_text())
+    schema = strict_schema("leaderworkerset")
     for part in ("leaderTemplate", "workerTemplate"):  # are of Kubernetes
         schema["properties"]["leaderWorkerTemplate"]["properties"][part]["additionalProperties"] = True
-    jsonschema.validate(of_kind(documents, "LeaderWorkerSet")["spec"], strict(schema))
+    jsonschema.validate(of_kind(documents, "LeaderWorkerSet")["spec"], schema)
     for template in pod_templates(documents, "LeaderWorkerSet"):
         made = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "a"}, "template": template}
         kubernetes_validate.validate(made, version, strict=True)
@@ -69,6 +68,8 @@ def test_both_read_the_same_settings_but_for_their_number(tmp_path: Path) -> Non
         settings = settings_of(documents, tmp_path, rank)
         assert (settings.nodes, settings.node_rank, settings.leader) == (2, rank, "demo-0.demo.serving")
         assert (settings.tensor_parallel, settings.pipeline_parallel) == (16, 1)
+    divided = settings_of(rendered(nodes={"count": 2, "pipelineParallel": 2}), tmp_path)
+    assert (divided.tensor_parallel, divided.pipeline_parallel, divided.nodes) == (8, 2, 2)
 
 
 def test_services_and_scalers_see_leaders_and_policies_and_budgets_see_all() -> None:
@@ -115,8 +116,3 @@ def test_all_ports_are_open_between_the_pods_of_the_release_and_to_nobody_else()
 def test_what_cannot_be_over_nodes_is_refused(changes: Document, message: str) -> None:
     with pytest.raises(HelmError, match=message):
         rendered(**changes)
-
-
-def test_layers_can_be_divided_among_the_pods(tmp_path: Path) -> None:
-    settings = settings_of(rendered(nodes={"count": 2, "pipelineParallel": 2}), tmp_path)
-    assert (settings.tensor_parallel, settings.pipeline_parallel, settings.nodes) == (8, 2, 2)

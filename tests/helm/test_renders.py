@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from draftwood_tenants.file import read_file
 from tests.helm.chart import (
     EXAMPLES,
     GOLDEN,
-    HELM_3,
     OPEN,
     VALUES,
     Document,
+    containers_of,
     golden,
+    needs_helm_3,
     notes,
     pod_templates,
     read,
@@ -34,6 +34,7 @@ from tests.helm.chart import (
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute", "HTTPRoute", "InferencePool"}
 CUSTOM |= {"LeaderWorkerSet"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
+KINDS = ("Deployment", "PodDisruptionBudget", "Service", "ServiceMonitor")
 DNS = {53, 5353}
 """5353 is that of OpenShift's pods; a policy sees the port of the pod, not that of the service."""
 WITH_SERVER = [path for path in VALUES if path.stem != "several-models"]
@@ -51,10 +52,8 @@ def of_kind(documents: list[Document], kind: str, suffix: str = "") -> Document:
 
 def template_of(documents: list[Document]) -> Document:
     """That of the server's pods."""
-    if groups := pod_templates(documents, "LeaderWorkerSet"):
-        return groups[0]
-    template: Document = of_kind(documents, "Deployment")["spec"]["template"]
-    return template
+    groups = pod_templates(documents, "LeaderWorkerSet")
+    return groups[0] if groups else pod_templates([of_kind(documents, "Deployment")])[0]
 
 
 def pod_of(documents: list[Document]) -> Document:
@@ -87,7 +86,7 @@ def test_everything_is_valid_for_kubernetes(path: Path, version: str, recwarn: p
 
 
 @pytest.mark.system
-@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test-system` where npm is there")
+@needs_helm_3
 @by_values
 def test_helm_3_renders_the_same(path: Path) -> None:
     def keyed(documents: list[Document]) -> dict[tuple[str, str], Document]:
@@ -120,16 +119,14 @@ def settings_of(documents: list[Document], folder: Path, rank: int = 0) -> Setti
     environment = {one["name"]: one.get("value", "redis://of-the-secret") for one in server["env"]}
     if "DRAFTWOOD_THREADS" in environment:
         environment["DRAFTWOOD_THREADS"] = str(server["resources"]["requests"]["cpu"])
-    mounts = {mount["mountPath"] for mount in server["volumeMounts"]}
+    mounts = tuple(mount["mountPath"] for mount in server["volumeMounts"])
     for key, value in json.loads(data).items():
         if isinstance(value, str) and value.startswith(str(folder)):
-            assert any(value.replace(str(folder), "/etc/draftwood").startswith(mount) for mount in mounts), key
+            assert value.replace(str(folder), "/etc/draftwood").startswith(mounts), key
     command, _, *others = server["args"]
     assert command == "serve"
-    of_group = {"$(LWS_WORKER_INDEX)": str(rank), "$(LWS_LEADER_ADDRESS)": "demo-0.demo.serving"}
-    others = [
-        f"{name}{equals}{of_group.get(value, value)}" for name, equals, value in (one.partition("=") for one in others)
-    ]
+    for name, value in {"WORKER_INDEX": str(rank), "LEADER_ADDRESS": "demo-0.demo.serving"}.items():
+        others = [one.replace(f"$(LWS_{name})", value) for one in others]
     return read_settings(["--config", str(config), *others], environment)
 
 
@@ -141,10 +138,10 @@ def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> N
     assert (settings.port, settings.health_port) == (ports["grpc"], ports["health"])
     assert settings.metrics_port == ports.get("metrics")
     assert settings.has_credentials or settings.auth == "open"
-    tenants = [document for document in documents if document["metadata"]["name"].endswith("-tenants")]
+    tenants = [one["data"]["tenants.yaml"] for one in documents if one["metadata"]["name"].endswith("-tenants")]
     if tenants:
         assert settings.tenants_file is not None
-        settings.tenants_file.write_text(tenants[0]["data"]["tenants.yaml"])
+        settings.tenants_file.write_text(tenants[0])
         found = read_file(settings.tenants_file, settings.tenant_limits)
         assert found.tenants.keys() == {"acme", "globex"}
         assert len(found.experiments) == 1
@@ -166,13 +163,11 @@ def test_probes_and_graces(path: Path, tmp_path: Path) -> None:
 @by_values
 def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
     documents = render(read(path))
-    pods = [template["spec"] for template in pod_templates(documents)]
-    pods += [one["spec"] for one in documents if one["kind"] == "Pod"]
-    for pod in pods:
+    for pod in (template["spec"] for template in pod_templates(documents)):
         assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        for container in containers_of(pod):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -180,41 +175,29 @@ def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
             }
     for document in documents:
         if document["kind"] == "ConfigMap":
-            assert not re.search(
-                r"password|://[^/\s]*:[^/\s]*@", json.dumps(document["data"].get("draftwood.yaml", ""))
-            )
+            text = json.dumps(document["data"].get("draftwood.yaml", ""))
+            assert not re.search(r"password|://[^/\s]*:[^/\s]*@", text)
 
 
 @by_values_with_a_server
 def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
     """Those of the server; those of the gateway are in test_gateway."""
     documents = [one for one in render(read(path)) if not one["metadata"]["name"].endswith("-gateway")]
+    by_kind = {kind: [one["spec"] for one in documents if one["kind"] == kind] for kind in KINDS}
     labels = template_of(documents)["metadata"]["labels"]
-    selectors = [one["spec"]["selector"]["matchLabels"] for one in documents if one["kind"] == "Deployment"]
+    policy = of_kind(documents, "NetworkPolicy", "draftwood")["spec"]
+    selectors = [one["selector"]["matchLabels"] for kind in KINDS[:2] for one in by_kind[kind]]
     selectors += [of_kind(documents, "Service", name)["spec"]["selector"] for name in ("draftwood", "-headless")]
-    selectors += [
-        document["spec"]["selector"]["matchLabels"]
-        for document in documents
-        if document["kind"] == "PodDisruptionBudget"
-    ]
-    policy = of_kind(documents, "NetworkPolicy", "draftwood")
-    selectors.append(policy["spec"]["podSelector"]["matchLabels"])
-    for selector in selectors:
+    for selector in (*selectors, policy["podSelector"]["matchLabels"]):
         assert selector.items() <= labels.items()
     ports = {port["name"] for container in pod_of(documents)["containers"] for port in container["ports"]}
-    named = [
-        port["targetPort"]
-        for document in documents
-        if document["kind"] == "Service"
-        for port in document["spec"]["ports"]
-    ]
-    named += [port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())]
-    assert {*named} <= ports | {"valkey"}
-    monitors = [document for document in documents if document["kind"] == "ServiceMonitor"]
-    for monitor in monitors:
-        headless = of_kind(documents, "Service", "-headless")
-        assert monitor["spec"]["selector"]["matchLabels"].items() <= headless["metadata"]["labels"].items()
-        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in headless["spec"]["ports"]}
+    named = {port["targetPort"] for service in by_kind["Service"] for port in service["ports"]}
+    named |= {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())}
+    assert named <= ports | {"valkey"}
+    headless = of_kind(documents, "Service", "-headless")
+    for monitor in by_kind["ServiceMonitor"]:
+        assert monitor["selector"]["matchLabels"].items() <= headless["metadata"]["labels"].items()
+        assert monitor["endpoints"][0]["port"] in {port["name"] for port in headless["spec"]["ports"]}
 
 
 def allowed_ports(documents: list[Document]) -> set[int]:
@@ -245,28 +228,14 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
 @by_values_with_a_server
 def test_a_container_sees_the_gpus_that_it_asks_for(path: Path) -> None:
     """Images for GPUs say NVIDIA_VISIBLE_DEVICES=all, and the device plugin replaces it where a container asks."""
-    documents = render(read(path))
-    pods = [template["spec"] for template in pod_templates(documents, "Deployment", "LeaderWorkerSet")]
-    pods += [one["spec"] for one in documents if one["kind"] == "Pod"]
-    containers = [one for pod in pods for one in [*pod.get("initContainers", []), *pod["containers"]]]
+    templates = pod_templates(render(read(path)), "Deployment", "LeaderWorkerSet", "Pod")
+    containers = [one for template in templates for one in containers_of(template["spec"])]
     assert len(containers) >= 3
-    if read(path).get("device", {}).get("type") == "nvidia":
-        for container in containers:
-            resource = read(path)["device"].get("resourceName", "nvidia.com/gpu")
-            asks = resource in container["resources"]["limits"]
-            sees_none = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
-            assert asks != sees_none, container["name"]
-
-
-def test_engine_vllm_gets_no_setting_that_it_refuses(tmp_path: Path) -> None:
-    documents = render(values("vllm"))
-    assert settings_of(documents, tmp_path).engine == "vllm"
-    server = server_of(documents)
-    variables = {one["name"]: one.get("value") for one in server["env"]}
-    assert "DRAFTWOOD_THREADS" not in variables
-    mounted = [mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")]
-    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HF_HOME"):
-        assert any(f"{variables[name]}/".startswith(f"{mount}/") for mount in mounted), name
+    device = read(path).get("device", {})
+    for container in containers if device.get("type") == "nvidia" else ():
+        asks = device.get("resourceName", "nvidia.com/gpu") in container["resources"]["limits"]
+        sees_none = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
+        assert asks != sees_none, container["name"]
 
 
 @pytest.mark.parametrize(("tls", "protocol"), [({}, "kubernetes.io/h2c"), ({"existingSecret": "a"}, "https")])
@@ -276,7 +245,7 @@ def test_the_service_names_the_protocol_of_its_port(tls: Document, protocol: str
 
 
 def test_containers_arguments_and_volumes_can_be_added() -> None:
-    more = {
+    more: Document = {
         "initContainers": [{"name": "warm", "image": "busybox"}],
         "extraArgs": ["--max-running=16"],
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -287,9 +256,9 @@ def test_containers_arguments_and_volumes_can_be_added() -> None:
     pod, server = pod_of(documents), server_of(documents)
     assert [one["name"] for one in pod["initContainers"]] == ["check", "warm"]
     assert server["args"][-1] == "--max-running=16"
-    assert {"name": "A", "value": "b"} in server["env"]
-    assert {"name": "extra", "mountPath": "/extra"} in server["volumeMounts"]
-    assert {"name": "extra", "emptyDir": {}} in pod["volumes"]
+    for key, where in (("extraEnv", server["env"]), ("extraVolumeMounts", server["volumeMounts"])):
+        assert more[key][0] in where
+    assert more["extraVolumes"][0] in pod["volumes"]
     for wrong in ("--port=1", "--tls-cert=/x", "--engine", "max-running=2"):
         with pytest.raises(HelmError, match="extraArgs"):
             render(OPEN | {"extraArgs": [wrong]})
@@ -309,23 +278,11 @@ def test_limits_of_gpus_cannot_differ_from_requests() -> None:
 def test_ports_of_urls_are_let_out() -> None:
     jwt = {"jwks": "https://login.example:8443/keys", "issuer": "i", "audience": "a"}
     external = {"url": "redis://cache.example:7000"}
-    made = render(
-        {
-            "auth": {"jwt": jwt},
-            "store": {"mode": "external", "external": external},
-            "otlp": {"endpoint": "http://collector:4318"},
-            "networkPolicy": {"egressPorts": [7777]},
-        }
-    )
+    otlp, policy = {"endpoint": "http://collector:4318"}, {"egressPorts": [7777]}
+    store = {"mode": "external", "external": external}
+    made = render({"auth": {"jwt": jwt}, "store": store, "otlp": otlp, "networkPolicy": policy})
     assert {8443, 7000, 4318, 7777} <= allowed_ports(made)
     assert 443 not in allowed_ports(made)
-
-
-def test_the_scaled_number_of_pods_is_left_to_the_scaler() -> None:
-    for name, kind in (("gpu-sentinel", "ScaledObject"), ("cluster-tenants", "HorizontalPodAutoscaler")):
-        documents = render(values(name))
-        assert "replicas" not in of_kind(documents, "Deployment")["spec"]
-        assert "draftwood_requests_waiting" in json.dumps(of_kind(documents, kind)["spec"])
 
 
 def test_changed_settings_restart_the_pods_and_changed_tenants_do_not() -> None:
@@ -344,14 +301,10 @@ def test_large_numbers_stay_whole() -> None:
     assert (config["memory_tokens"], config["max_waiting"]) == (12_345_678, 1_000_000)
 
 
-def commands(text: str) -> Iterator[str]:
-    return (line.strip() for line in text.splitlines() if line.startswith("  "))
-
-
 @by_values_with_a_server
 def test_notes_name_the_next_command(path: Path) -> None:
     of_values = read(path)
-    shown = [*commands(notes(of_values))]
+    shown = [line.strip() for line in notes(of_values).splitlines() if line.startswith("  ")]
     name = of_values.get("fullnameOverride", "demo-draftwood")
     assert any(f"service/{name}" in one for one in shown)
     assert any("draftwood chat" in one for one in shown)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from helm_python.errors import HelmError
 
-from tests.helm.chart import EXAMPLES, HELM_3, OPEN, Document, pod_templates, read, render, render_3
-from tests.helm.test_renders import allowed_ports, by_values_with_a_server, of_kind, pod_of, server_of
+from tests.helm.chart import OPEN, Document, needs_helm_3, pod_templates, read, render, render_3
+from tests.helm.test_renders import allowed_ports, by_values_with_a_server, of_kind, pod_of, server_of, values
 
+HPA = {"type": "hpa", "minReplicas": 1, "maxReplicas": 2}
 GIB = 2**30
 UNITS = {"": 1, "Mi": 2**20, "Gi": GIB}
 
@@ -22,15 +23,8 @@ def quantity(text: Any) -> float:
     return float(number) * UNITS[unit]
 
 
-def volume(documents: list[Document], name: str) -> Document:
-    [found] = [one for one in pod_of(documents)["volumes"] if one["name"] == name]
-    made: Document = found
-    return made
-
-
-def resources(**changes: Any) -> Document:
-    made: Document = server_of(render(OPEN | changes))["resources"]
-    return made
+def volume(documents: list[Document], name: str) -> Any:
+    return next(one for one in pod_of(documents)["volumes"] if one["name"] == name)
 
 
 def test_a_gpu_has_room_for_8b_parameters_in_bfloat16() -> None:
@@ -56,7 +50,7 @@ def test_a_gpu_has_room_for_8b_parameters_in_bfloat16() -> None:
     ],
 )
 def test_a_request_is_never_above_its_limit(given: Document, memory: tuple[str, str]) -> None:
-    made = resources(device={"type": "nvidia"}, resources=given)
+    made = server_of(render(OPEN | {"device": {"type": "nvidia"}, "resources": given}))["resources"]
     assert (made["requests"]["memory"], made["limits"]["memory"]) == memory
 
 
@@ -112,10 +106,8 @@ def test_a_model_is_fetched_once_to_a_claim_that_pods_share() -> None:
     documents = render(OPEN | {"model": {"fetch": fetch, "hubTokenSecret": "hub"}})
     claim = of_kind(documents, "PersistentVolumeClaim")
     assert (claim["metadata"]["name"], claim["spec"]["accessModes"]) == ("demo-draftwood-models", ["ReadWriteMany"])
-    assert volume(documents, "models")["persistentVolumeClaim"] == {
-        "claimName": "demo-draftwood-models",
-        "readOnly": False,
-    }
+    mounted = volume(documents, "models")["persistentVolumeClaim"]
+    assert mounted == {"claimName": "demo-draftwood-models", "readOnly": False}
     checks, fetches = pod_of(documents)["initContainers"]
     assert checks["args"][:2] == ["serve", "--check=without-model"]
     assert fetches["args"] == ["models", "org/model@v1", "--to=/models/model"]
@@ -129,62 +121,39 @@ def test_a_model_is_fetched_once_to_a_claim_that_pods_share() -> None:
     for more, problem in (
         ({"model": {"fetch": fetch, "existingClaim": "a", "name": "b"}}, r"model\.fetch\.source: cannot be combined"),
         ({"model": {"fetch": {**fetch, "accessMode": "ReadWriteOnce"}}}, r"model\.fetch\.accessMode: ReadWriteOnce is"),
-        ({"model": {"fetch": {"source": "model"}}}, "source"),
     ):
         with pytest.raises(HelmError, match=problem):
             render(OPEN | more)
 
 
 def test_a_model_in_s3_is_fetched_with_the_secrets_key_from_an_endpoint() -> None:
-    own = {
-        "existingSecret": "minio",
-        "endpoint": "https://minio.storage:9000",
-        "tlsSecret": "minio-ca",
-        "region": "eu-1",
-    }
-    model: dict[str, Any] = {"fetch": {"source": "s3://models/team/q4.gguf", "s3": own}, "hubTokenSecret": "hub"}
-    documents = render(OPEN | {"model": model})
+    minio = "https://minio.storage:9000"
+    own = {"existingSecret": "minio", "endpoint": minio, "tlsSecret": "minio-ca", "region": "eu-1"}
+    fetch: Document = {"source": "s3://models/team/q4.gguf", "s3": own}
+    documents = render(OPEN | {"model": {"fetch": fetch, "hubTokenSecret": "hub"}})
     _, fetches = pod_of(documents)["initContainers"]
     assert fetches["args"] == ["models", "s3://models/team/q4.gguf", "--to=/models/q4"]
     variables = {one["name"]: one.get("value") or one["valueFrom"]["secretKeyRef"] for one in fetches["env"]}
     assert {name: value for name, value in variables.items() if not name.startswith("H")} == {
         "AWS_ACCESS_KEY_ID": {"name": "minio", "key": "AWS_ACCESS_KEY_ID"},
         "AWS_SECRET_ACCESS_KEY": {"name": "minio", "key": "AWS_SECRET_ACCESS_KEY"},
-        "AWS_ENDPOINT_URL": "https://minio.storage:9000",
+        "AWS_ENDPOINT_URL": minio,
         "AWS_CA_BUNDLE": "/etc/draftwood/s3-tls/ca.crt",
         "AWS_REGION": "eu-1",
     }
     assert not [one for one in server_of(documents)["env"] if one["name"].startswith("AWS")]
     assert volume(documents, "s3-tls")["secret"]["secretName"] == "minio-ca"
-    for endpoint, ports in (
-        (own["endpoint"], {443, 6379, 9000}),
-        ("http://ceph.storage", {80, 443, 6379}),
-        ("https://s3.example", {443, 6379}),
-    ):
-        fetch = {**model["fetch"], "s3": {**own, "endpoint": endpoint}}
-        assert allowed_ports(render(OPEN | {"model": {"fetch": fetch}})) == ports
+    for endpoint, more in ((minio, {9000}), ("http://ceph.storage", {80}), ("https://s3.example", set[int]())):
+        fetch["s3"] = own | {"endpoint": endpoint}
+        assert allowed_ports(render(OPEN | {"model": {"fetch": fetch}})) == {443, 6379} | more
     # By the role of the service account.
-    documents = render(read(next(path for path in EXAMPLES if path.stem == "eks")))
+    documents = render(values("eks"))
     assert "eks.amazonaws.com/role-arn" in of_kind(documents, "ServiceAccount")["metadata"]["annotations"]
     fetches = pod_of(documents)["initContainers"][1]
     assert not [one for one in fetches["env"] if one["name"].startswith("AWS")]
-    for source in ("s3://bucket", "s3:/bucket/model", "s3://bucket/a b"):
+    for source in ("s3://bucket", "s3:/bucket/model", "s3://bucket/a b", "model"):
         with pytest.raises(HelmError, match="source"):
             render(OPEN | {"model": {"fetch": {"source": source}}})
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_of_clouds_place_pods_on_slices_of_gpus(path: Path) -> None:
-    documents = render(read(path))
-    pod = pod_of(documents)
-    assert pod["nodeSelector"]
-    assert pod["tolerations"]
-    resource = read(path)["device"].get("resourceName", "nvidia.com/gpu")
-    assert server_of(documents)["resources"]["limits"][resource] == 1
-    assert {one["spec"]["accessModes"][0] for one in documents if one["kind"] == "PersistentVolumeClaim"} == {
-        "ReadWriteMany"
-    }
-    assert [one["name"] for one in pod["initContainers"]] == ["check", "model"]
 
 
 def test_a_cluster_may_choose_the_user() -> None:
@@ -194,7 +163,7 @@ def test_a_cluster_may_choose_the_user() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test-system` where npm is there")
+@needs_helm_3
 def test_openshift_is_known_by_its_api(tmp_path: Path) -> None:
     """It refuses pods that name a user, unless their service account may."""
     file = tmp_path / "values.yaml"
@@ -204,12 +173,11 @@ def test_openshift_is_known_by_its_api(tmp_path: Path) -> None:
 
 
 def assert_no_user(documents: list[Document]) -> None:
-    pods = [document["spec"] for document in documents if document["kind"] == "Pod"]
-    pods += [template["spec"] for template in pod_templates(documents)]
-    assert len(pods) >= 2
-    for pod in pods:
-        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
-        assert pod["securityContext"]["runAsNonRoot"] is True
+    contexts = [template["spec"]["securityContext"] for template in pod_templates(documents)]
+    assert len(contexts) >= 2
+    for context in contexts:
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & context.keys()
+        assert context["runAsNonRoot"] is True
 
 
 @pytest.mark.parametrize("mode", ["valkey", "external", None])
@@ -227,15 +195,14 @@ def test_several_pods_share_a_store(mode: str | None) -> None:
 
 @pytest.mark.parametrize("mode", ["memory", "embedded"])
 @pytest.mark.parametrize(
-    "pods",
+    ("pods", "fix"),
     [
-        {"replicas": 2},
-        {"replicas": 1, "autoscaling": {"type": "keda"}},
-        {"replicas": 1, "autoscaling": {"type": "hpa", "minReplicas": 1, "maxReplicas": 2}},
+        ({"replicas": 2}, "replicas"),
+        ({"replicas": 1, "autoscaling": {"type": "keda"}}, "autoscaling.maxReplicas"),
+        ({"replicas": 1, "autoscaling": HPA}, "autoscaling.maxReplicas"),
     ],
 )
-def test_several_pods_without_a_shared_store_are_refused_with_what_to_set(mode: str, pods: Document) -> None:
-    fix = "replicas" if pods["replicas"] > 1 else "autoscaling.maxReplicas"
+def test_several_pods_without_a_shared_store_are_refused_with_what_to_set(mode: str, pods: Document, fix: str) -> None:
     with pytest.raises(HelmError, match=f"store.mode: {mode} is for one pod.*valkey.*external.*{fix} to 1"):
         render(OPEN | pods | {"store": {"mode": mode}})
 
@@ -250,11 +217,12 @@ def test_a_store_in_the_pod_is_not_shared(url: str) -> None:
 
 
 def test_one_pod_may_be_scaled_by_hand_or_from_zero_without_a_shared_store() -> None:
-    by_hand = render(OPEN | {"store": {"mode": "embedded"}, "replicas": 1})
+    embedded = OPEN | {"store": {"mode": "embedded"}}
+    by_hand = render(embedded | {"replicas": 1})
     assert [one["spec"]["replicas"] for one in by_hand if one["kind"] in ("Deployment", "StatefulSet")] == [1]
     scaled = {"type": "keda", "minReplicas": 0, "maxReplicas": 1}
-    documents = render(OPEN | {"store": {"mode": "embedded"}, "autoscaling": scaled, "gateway": {"mode": "deployment"}})
-    [scaler] = [document["spec"] for document in documents if document["kind"] == "ScaledObject"]
+    documents = render(embedded | {"autoscaling": scaled, "gateway": {"mode": "deployment"}})
+    scaler = of_kind(documents, "ScaledObject")["spec"]
     assert (scaler["minReplicaCount"], scaler["maxReplicaCount"]) == (0, 1)
 
 

@@ -34,10 +34,7 @@ def of(name: str) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("gateway", {"check", "server", "check-gateway", "gateway"}),
-        ("valkey", {"check", "server", "valkey"}),
-    ],
+    [("gateway", {"check", "server", "check-gateway", "gateway"}), ("valkey", {"check", "server", "valkey"})],
 )
 def test_a_release_starts_answers_and_ends(name: str, expected: set[str]) -> None:
     assert containers(inside([of(name)])) == expected
@@ -65,10 +62,9 @@ def test_the_containers_that_check_releases_with_vllm() -> None:
 
 
 @pytest.mark.slow
-def test_a_release_with_vllm_starts_answers_and_ends() -> None:
-    assert containers(inside([of("vllm")])) == {"check", "server"}
-
-
-@pytest.mark.slow
-def test_a_release_over_nodes_starts_answers_and_ends() -> None:
-    assert containers(inside([of("vllm-nodes")])) == {"check", "check 1", "server", "server 1"}
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("vllm", {"check", "server"}), ("vllm-nodes", {"check", "check 1", "server", "server 1"})],
+)
+def test_a_release_with_vllm_starts_answers_and_ends(name: str, expected: set[str]) -> None:
+    assert containers(inside([of(name)])) == expected

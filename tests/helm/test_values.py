@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 from helm_python.chart import Chart
 from helm_python.errors import HelmError
 
-from tests.helm.chart import CHART, HELM_3, OPEN, render
+from tests.helm.chart import CHART, OPEN, helm_3, needs_helm_3, render
 from tools.chart_schema import SCHEMA, schema
 
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -53,14 +52,13 @@ def test_every_typo_is_refused_by_name(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test-system` where npm is there")
+@needs_helm_3
 @pytest.mark.parametrize("path", PATHS[::12], ids=".".join)
 def test_helm_3_refuses_it_too(path: tuple[str, ...], tmp_path: Path) -> None:
     values, wrong = misspelt(path)
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    command = [str(HELM_3), "template", "r", str(CHART), "--kube-version", "1.34.0", "--values", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = helm_3(file, "1.34.0")
     assert done.returncode == 1
     assert f"Additional property {wrong} is not allowed" in done.stderr
 

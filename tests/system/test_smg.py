@@ -9,25 +9,26 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import openai
+import psutil
 import pytest
 
 from draftwood_benchmarks.harness.servers import ServerProcess, server_process
 from draftwood_client import Client
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from tests.engines.servers import until
 from tests.model_runner.loading.templates import HERMES
-from tests.service.fakes import ByteTokenizer, FakeModel, serving, until
+from tests.service import fakes
+from tests.service.fakes import ByteTokenizer, FakeModel, serving
 from tests.service.rpc.test_vllm_engine import keys_of
 
 SMG = Path(__file__).parents[2] / ".venv-peers" / "smg" / "bin" / "smg"
@@ -54,21 +55,16 @@ TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 NAMED: Any = {"type": "function", "function": {"name": "find_parcel"}}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+def posted(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 def is_ready(url: str) -> bool:
     """It knows the model, and has its tokenizer."""
-    body = {"model": MODEL, "messages": ASKED, "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bool(answer.status == 200)
+        return bool(posted(f"{url}/v1/chat/completions", {"model": MODEL, "messages": ASKED, "max_tokens": 1}))
     except OSError:
         return False
 
@@ -76,8 +72,9 @@ def is_ready(url: str) -> bool:
 @contextmanager
 def shepherd(log: Path, *flags: str, workers: list[str], ready: Callable[[str], bool] = is_ready) -> Iterator[str]:
     """The URL of a gateway in front of workers, given as "host:port"."""
-    port = free_port()
-    command = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, metrics = (free.getsockname()[1] for free in (one, other))  # free at once, so never the same
+    command = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     command += ["--worker-startup-check-interval", "1", "--policy", "round_robin", "--backend", "vllm"]
     command += ["--worker-urls", *(f"grpc://{worker}" for worker in workers), *flags]
     with log.open("wb") as output:
@@ -86,13 +83,11 @@ def shepherd(log: Path, *flags: str, workers: list[str], ready: Callable[[str], 
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        for _ in range(240):
-            assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-            if ready(url):
-                break
-            time.sleep(0.25)
-        else:
-            raise AssertionError(log.read_text(errors="replace")[-3000:])
+        try:
+            until(lambda: process.poll() is not None or ready(url), 200)
+            assert process.poll() is None
+        except AssertionError:
+            raise AssertionError(log.read_text(errors="replace")[-3000:]) from None
         yield url
     finally:
         process.kill()
@@ -100,11 +95,16 @@ def shepherd(log: Path, *flags: str, workers: list[str], ready: Callable[[str], 
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
-    """Two servers of the bundled model, whose template has tools and thoughts, though it was not trained on them."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with a template that has tools and thoughts, though it was not trained on them."""
     folder = tmp_path_factory.mktemp("model") / MODEL
     shutil.copytree(BUNDLED_MODEL, folder)
     (folder / "chat_template.jinja").write_text(THINKING, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replicas(folder: Path) -> Iterator[list[ServerProcess]]:
     flags = "--threads", "1", "--model", str(folder), "--log-level", "info", "--log-format", "json"
     with server_process(*flags) as first, server_process(*flags) as second:
         yield [first, second]
@@ -129,8 +129,9 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
 
 def requests_of(replicas: list[ServerProcess]) -> list[dict[str, Any]]:
     """Lines of the servers' logs of requests."""
-    lines = [line for replica in replicas for line in replica.log.read_text().splitlines() if '"request"' in line]
-    return [read for read in map(json.loads, lines) if read["event"] == "request"]
+    lines = [line for replica in replicas for line in replica.log.read_text().splitlines(keepends=True)]
+    whole = [json.loads(line) for line in lines if line.endswith("\n") and '"request"' in line]
+    return [read for read in whole if read["event"] == "request"]
 
 
 def test_the_answer_is_that_of_the_service(client: openai.OpenAI, replicas: list[ServerProcess]) -> None:
@@ -147,8 +148,8 @@ def test_the_answer_is_that_of_the_service(client: openai.OpenAI, replicas: list
     assert "".join(written) == expected.text
     assert sum(map(bool, written)) > 1
     assert chunks[-1].usage.completion_tokens == 40
-    drafts = [chat(client).usage.completion_tokens_details for _ in range(4)]
-    assert any(one.accepted_prediction_tokens for one in drafts)  # what each replica learned of the first answers
+    # What each replica learned of the first answers.
+    until(lambda: chat(client).usage.completion_tokens_details.accepted_prediction_tokens > 0)
 
 
 def test_stops_samples_and_logprobs(client: openai.OpenAI) -> None:
@@ -159,9 +160,9 @@ def test_stops_samples_and_logprobs(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
     drawn = chat(client, n=2, temperature=0.9, seed=5, max_tokens=8)
     again = chat(client, n=2, temperature=0.9, seed=5, max_tokens=8)
-    texts = [choice.message.content for choice in drawn.choices]
-    assert texts == [choice.message.content for choice in again.choices]
-    assert texts[0] != texts[1]
+    first, second = ([choice.message.content for choice in answer.choices] for answer in (drawn, again))
+    assert first == second
+    assert first[0] != first[1]
     answer = chat(client, logprobs=True, top_logprobs=2, max_tokens=3)
     entries = answer.choices[0].logprobs.content
     assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
@@ -175,12 +176,14 @@ def test_formats(client: openai.OpenAI) -> None:
     assert 10 <= json.loads(answer.choices[0].message.content)["number"] <= 99
     answer = chat(client, extra_body={"regex": "yes|no"})
     assert answer.choices[0].message.content in ("yes", "no")
-    with pytest.raises(openai.BadRequestError, match=r"sampling_params\.regex"):
-        chat(client, extra_body={"regex": "("})
-    with pytest.raises(openai.BadRequestError, match=r"sampling_params\.grammar: is EBNF"):
-        chat(client, extra_body={"ebnf": 'root ::= "a"'})
-    with pytest.raises(openai.BadRequestError, match=r"sampling_params\.max_tokens.*maximum context length"):
-        chat(client, max_tokens=100_000)
+    refused: list[tuple[str, dict[str, Any]]] = [
+        (r"sampling_params\.regex", {"extra_body": {"regex": "("}}),
+        (r"sampling_params\.grammar: is EBNF", {"extra_body": {"ebnf": 'root ::= "a"'}}),
+        (r"sampling_params\.max_tokens.*maximum context length", {"max_tokens": 100_000}),
+    ]
+    for message, options in refused:
+        with pytest.raises(openai.BadRequestError, match=message):
+            chat(client, **options)
 
 
 def test_tools(client: openai.OpenAI) -> None:
@@ -229,12 +232,7 @@ def test_responses(client: openai.OpenAI) -> None:
 
 
 def test_messages_of_anthropic(url: str, client: openai.OpenAI) -> None:
-    body = {"model": MODEL, "messages": ASKED, "max_tokens": 40}
-    request = urllib.request.Request(
-        f"{url}/v1/messages", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        read = json.load(answer)
+    read = posted(f"{url}/v1/messages", {"model": MODEL, "messages": ASKED, "max_tokens": 40})
     assert read["content"] == [{"type": "text", "text": chat(client).choices[0].message.content}]
     assert read["stop_reason"] == "max_tokens"
 
@@ -264,40 +262,39 @@ def test_a_stream_that_is_closed_ends_its_request(client: openai.OpenAI, replica
         if chunk.choices[0].delta.content:
             break
     stream.close()
-    for _ in range(100):
-        ended = [line for line in requests_of(replicas) if line["request_id"].startswith(chunk.id)]
-        if ended:
-            break
-        time.sleep(0.1)
-    [line] = ended
+
+    def ended() -> list[dict[str, Any]]:
+        return [line for line in requests_of(replicas) if line["request_id"].startswith(chunk.id)]
+
+    until(lambda: bool(ended()))
+    [line] = ended()
     assert line["outcome"] == "cancelled"
     assert line["completion_tokens"] < 1500
 
 
-def test_two_replicas_and_one_that_ends(replicas: list[ServerProcess], tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        flags = "--threads", "1", "--model", model_of(replicas[0])
-        third = stack.enter_context(server_process(*flags))
-        workers = [replicas[0].target, third.target]
-        started = stack.enter_context(shepherd(tmp_path / "log", workers=workers))
-        client = openai.OpenAI(base_url=f"{started}/v1", api_key="unused", max_retries=0)
-        answered = [
-            client.chat.completions.with_raw_response.create(model=MODEL, messages=ASKED, max_tokens=4)
-            for _ in range(4)
-        ]
-        assert {answer.headers["x-smg-routed-worker-id"] for answer in answered} == {
-            f"grpc://{worker}" for worker in workers
-        }
-        os.kill(third.pid, signal.SIGTERM)
-        for _ in range(20):
-            assert chat(client, max_tokens=4).choices[0].message.content
-            time.sleep(0.05)
+def test_two_replicas_and_one_that_ends(replicas: list[ServerProcess], folder: Path, tmp_path: Path) -> None:
+    with (
+        server_process("--threads", "1", "--model", str(folder)) as third,
+        shepherd(tmp_path / "log", workers=[replicas[0].target, third.target]) as started,
+        openai.OpenAI(base_url=f"{started}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        asked: set[str] = set()
 
+        def ask() -> None:
+            raw = client.chat.completions.with_raw_response
+            asked.add(raw.create(model=MODEL, messages=ASKED, max_tokens=4).headers["x-smg-routed-worker-id"])
 
-def model_of(server: ServerProcess) -> str:
-    """The folder of its model, as its log names it."""
-    lines = map(json.loads, server.log.read_text().splitlines())
-    return str(next(line["model"] for line in lines if line["event"] == "loading" and "model" in line))
+        def both_asked() -> bool:
+            ask()
+            return asked == {f"grpc://{replicas[0].target}", f"grpc://{third.target}"}
+
+        until(both_asked)
+        ending = psutil.Process(third.pid)
+        ending.terminate()
+        while ending.is_running() and ending.status() != psutil.STATUS_ZOMBIE:
+            ask()
+        for _ in range(10):
+            ask()
 
 
 async def test_it_sends_no_credential_and_no_tenant(tmp_path: Path) -> None:
@@ -306,7 +303,7 @@ async def test_it_sends_no_credential_and_no_tenant(tmp_path: Path) -> None:
     async with serving(auth_file=tmp_path / "auth.yaml") as served:
         flags = "--api-key", "dw_x", "--tenant-api-key", "acme:dw_y"
         with shepherd(tmp_path / "log", *flags, workers=[served.server.address], ready=lambda url: True):
-            await until(lambda: served.server.gate.unauthenticated.total > 2)
+            await fakes.until(lambda: served.server.gate.unauthenticated.total > 2)
 
 
 class BundledTokenizer(ByteTokenizer):

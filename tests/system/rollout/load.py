@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -19,8 +19,6 @@ class Result:
     """One request, with all its attempts; times are of `time.monotonic`.
 
     Attributes:
-        question: that was asked.
-        text, tokens, steps: of the answer.
         error: it failed with; empty if it did not.
         cut: it failed after its answer had begun, see `_begun`.
     """
@@ -112,6 +110,25 @@ def _begun(error: str) -> bool:
     """The connection broke between the headers of the answer and its first event: gRPC repeats nothing after headers.
     It repeats a request without them, whose last error names the connection that could not be made."""
     return "Stream removed" in error
+
+
+async def ask_all(ask: Ask, questions: Iterable[Question]) -> list[Result]:
+    """As every tenant. Raises AssertionError: one failed."""
+    results = [await ask(tenant, question) for question in questions for tenant in TENANTS]
+    assert [result.error for result in results if result.error] == []
+    return results
+
+
+async def remembered(client: AsyncClient, questions: Sequence[Question], least: float) -> float:
+    """The acceptance of answers that nothing is learned from, when it is above `least`, or after a minute.
+
+    Replicas need some time to read what others have learned.
+    """
+    deadline = time.monotonic() + 60
+    while True:
+        found = acceptance(await ask_all(by(client, learn=False), questions))
+        if found > least or time.monotonic() > deadline:
+            return found
 
 
 def acceptance(results: Sequence[Result]) -> float:

@@ -6,8 +6,9 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftwood_benchmarks.harness.models import ChosenModel, EngineName, ModelOptions, server_on
@@ -15,7 +16,7 @@ from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_memory.store.embedded import EmbeddedServer
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from tests.system.rollout.load import TENANTS, Load, Result, acceptance, by, different
+from tests.system.rollout.load import Load, acceptance, ask_all, by, different, remembered
 from tests.system.rollout.names import NAME, NameServer
 from tests.system.rollout.replicas import Replica, free_port
 
@@ -35,8 +36,6 @@ class Plan:
         new_addresses: a replacement gets an address of its own, which clients look up, like a pod; else that of the
             replica before it.
         kill: the second replica is not drained but killed.
-        engine: of the replicas.
-        replicas: how many.
     """
 
     requests: int = 60
@@ -50,27 +49,25 @@ class Plan:
 
 @dataclass(slots=True)
 class Report:
-    """What clients noticed; acceptance in tokens per decoding step.
+    """What clients noticed. Acceptance is in tokens per decoding step, of questions that are asked at no other time.
 
     Attributes:
         errors: of the requests that failed after the client's retries, but for those in `cut`.
         cut: requests that failed after their first event because their replica was killed.
         different: answers that are not the first one to the same question.
         acceptance_cold: of the first answers, of tenants that have no memory yet.
-        acceptance_before: of as many answers just before the first replica ends.
-        acceptance_after: of as many answers after the last one is replaced, by processes that never learned.
+        acceptance_before: of the same questions before the first replica ends.
+        acceptance_after: the same after the last one is replaced, by processes that never learned it.
     """
 
-    requests: int = 0
-    errors: list[str] = field(default_factory=list)
-    cut: int = 0
-    different: int = 0
-    exit_codes: list[int] = field(default_factory=list)
-    killed_at: float = float("inf")
-    lookups: int = 0
-    acceptance_cold: float = 0.0
-    acceptance_before: float = 0.0
-    acceptance_after: float = 0.0
+    requests: int
+    errors: list[str]
+    cut: int
+    different: int
+    lookups: int
+    acceptance_cold: float
+    acceptance_before: float
+    acceptance_after: float
 
     @property
     def acceptance_kept(self) -> float:
@@ -79,18 +76,20 @@ class Report:
 
 
 def roll_out(plan: Plan) -> Report:
-    """Replaces all replicas one after the other while clients ask, on a store of their own. Raises ServerError."""
-    with tempfile.TemporaryDirectory(prefix="draftwood-rollout-") as name:
-        folder = Path(name)
-        with EmbeddedServer(folder / "store", _STORE_BYTES) as store:
-            store.wait()
-            with _replicas(plan, folder, store.url) as running:
-                return asyncio.run(_measure(plan, running))
+    """Replaces all replicas one after the other while clients ask, on a store of their own. Raises ServerError: one did
+    not start, or did not end with status 0."""
+    with (
+        tempfile.TemporaryDirectory(prefix="draftwood-rollout-") as folder,
+        EmbeddedServer(Path(folder, "store"), _STORE_BYTES) as store,
+    ):
+        store.wait()
+        with _replicas(plan, store.url) as running:
+            return asyncio.run(_measure(plan, running))
 
 
 @contextmanager
-def _replicas(plan: Plan, folder: Path, store: str) -> Iterator[list[Replica]]:
-    """Replicas that serve the bundled model in float32, on one thread each. Those in the list at the end are killed.
+def _replicas(plan: Plan, store: str) -> Iterator[list[Replica]]:
+    """Replicas that serve the bundled model in float32, on one thread each. Those in the list at the end are drained.
 
     Raises:
         BenchmarkError: vLLM is not installed.
@@ -100,16 +99,15 @@ def _replicas(plan: Plan, folder: Path, store: str) -> Iterator[list[Replica]]:
     model = ChosenModel("bundled model", BUNDLED_MODEL, ModelOptions(dtype="float32", threads=1))
     on_engine, process = server_on(plan.engine, model, eager=True)
     flags = (*on_engine, *_FLAGS, "--store", store)
-    running = [Replica(host, port, folder, flags, **process) for host in hosts[: plan.replicas]]
+    running = [Replica(host, port, flags, process) for host in hosts[: plan.replicas]]
     try:
-        for replica in running:
-            replica.launch()
-        for replica in running:
-            replica.wait()
+        with ThreadPoolExecutor() as threads:
+            [*threads.map(Replica.start, running)]
         yield running
     finally:
-        for replica in running:
-            replica.kill()
+        with ExitStack() as ending:
+            for replica in running:
+                ending.callback(replica.drain)
 
 
 async def _measure(plan: Plan, running: list[Replica]) -> Report:
@@ -118,49 +116,47 @@ async def _measure(plan: Plan, running: list[Replica]) -> Report:
     authority = await names.start()
     fixed = "ipv4:" + ",".join(f"{one.host}:{one.port}" for one in running)
     target = f"dns://{authority}/{NAME}:{running[0].port}" if plan.new_addresses else fixed
-    report = Report()
     phase = max(10, plan.requests // 10)
-    warm = 2 * len(TENANTS) * plan.questions + phase  # each tenant knows each question
-    questions = [(text, plan.max_tokens) for text in read_questions()[0][: plan.questions]]
+    texts = read_questions()[0]
+    questions = [(text, plan.max_tokens) for text in texts[: plan.questions]]
+    kept = [(text, plan.max_tokens) for text in texts[plan.questions :][:3]]
+    killed_at = float("inf")
     try:
-        async with AsyncClient(target) as client, asyncio.TaskGroup() as group:
+        async with AsyncClient(target) as client:
+            cold = acceptance(await ask_all(by(client), kept))
+            before = await remembered(client, kept, 1.5 * cold)
             load = Load([by(client)], questions, plan.requests)
-            group.create_task(load.run(CONCURRENCY))
-            await load.reach(warm)
-            before = len(load.results)
-            for number in range(plan.replicas):
-                await _replace(plan, number, running, names, report)
-                await load.reach(len(load.results) + phase // 2)
-            after = len(load.results)
-            await load.reach(after + phase)
-            load.last.set()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load.run(CONCURRENCY))
+                await load.reach(phase)
+                for number in range(plan.replicas):
+                    if plan.kill and number == 1:
+                        killed_at = time.monotonic()
+                    await _replace(plan, number, running, names)
+                    await load.reach(len(load.results) + phase // 2)
+                load.last.set()
+            after = await remembered(client, kept, 0.9 * before)
     finally:
         names.close()
-    report.lookups = names.questions
-    return _summary(report, load.results, phase, before, after)
+    failed = [result for result in load.results if result.error]
+    cut = [one for one in failed if one.cut and one.began < killed_at < one.ended]
+    return Report(
+        requests=len(load.results),
+        errors=[one.error for one in failed if one not in cut],
+        cut=len(cut),
+        different=different(load.results),
+        lookups=names.questions,
+        acceptance_cold=cold,
+        acceptance_before=before,
+        acceptance_after=after,
+    )
 
 
-async def _replace(plan: Plan, number: int, running: list[Replica], names: NameServer, report: Report) -> None:
+async def _replace(plan: Plan, number: int, running: list[Replica], names: NameServer) -> None:
     old = running[number]
     host = f"127.0.0.{plan.replicas + number + 1}" if plan.new_addresses else old.host
     names.hosts[NAME].remove(old.host)
-    if plan.kill and number == 1:
-        report.killed_at = time.monotonic()
-        old.kill()
-    else:
-        report.exit_codes.append(await asyncio.to_thread(old.drain))
+    await asyncio.to_thread(old.kill if plan.kill and number == 1 else old.drain)
     running[number] = new = replace(old, host=host)
     await asyncio.to_thread(new.start)
     names.hosts[NAME].append(host)
-
-
-def _summary(report: Report, results: list[Result], phase: int, before: int, after: int) -> Report:
-    report.requests = len(results)
-    failed = [result for result in results if result.error]
-    cut = [one for one in failed if one.cut and one.began < report.killed_at < one.ended]
-    report.cut, report.errors = len(cut), [one.error for one in failed if one not in cut]
-    report.different = different(results)
-    report.acceptance_cold = acceptance(results[:phase])
-    report.acceptance_before = acceptance(results[before - phase : before])
-    report.acceptance_after = acceptance([result for result in results if result.began >= results[after].ended])
-    return report

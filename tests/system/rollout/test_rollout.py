@@ -12,7 +12,6 @@ def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
     report = roll_out(Plan(replicas=2))
     assert (report.errors, report.cut, report.different) == ([], 0, 0)
     assert report.requests >= 60
-    assert report.exit_codes == [0, 0]
     assert report.acceptance_before > 1.5 * report.acceptance_cold
     assert report.acceptance_kept > 0.9
 
@@ -28,6 +27,5 @@ def test_a_rolling_restart_loses_none_of_1000_requests(new_addresses: bool, kill
     assert (report.errors, report.different) == ([], 0)
     assert report.requests >= 1000
     assert report.cut <= (CONCURRENCY if kill else 0)
-    assert report.exit_codes == [0] * (2 if kill else 3)
     assert report.lookups > 0 or not new_addresses
     assert report.acceptance_kept > 0.9

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
+
+from scipy.stats import theilslopes
 
 
 class Sample(NamedTuple):
@@ -59,14 +60,7 @@ def growth_of(samples: Sequence[Sample], warm_up: float, memory_bound: float = B
         parts = [fitted[start:end] for start, end in pairwise(cuts)]
         floor = [min(part, key=attrgetter(name)) for part in parts]
         times, values = [sample.seconds for sample in floor], [float(getattr(sample, name)) for sample in floor]
-        slope = theil_sen(times, values)
-        level = statistics.median(value - slope * at for at, value in zip(times, values, strict=True))
+        slope, level, *_ = map(float, theilslopes(values, times, method="joint"))
         start, end = level + slope * fitted[0].seconds, level + slope * fitted[-1].seconds
         growths.append(Growth(name, round(start, 2), round(end, 2), round(3600 * slope, 3), bound))
     return growths
-
-
-def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
-    """The median slope between all pairs of points (Theil-Sen estimator); `times` strictly increase."""
-    points = list(zip(times, values, strict=True))
-    return statistics.median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2))

@@ -23,7 +23,7 @@ from draftwood_benchmarks.closed_loop import OWN_CONNECTION, fitting
 from draftwood_benchmarks.harness.models import ChosenModel, EngineName, ModelOptions, server_on
 from draftwood_benchmarks.harness.prompts import read_prompts
 from draftwood_benchmarks.harness.servers import ServerProcess, server_process
-from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, ModelInfo, UnavailableError
+from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, ModelInfo, RetryPolicy, UnavailableError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.runners.torch.packed_linear import KERNEL_CACHES
 from tests.process_memory import MIB, own_bytes
@@ -45,15 +45,19 @@ _SAMPLES = 400
 """Samples of the processes over the whole run."""
 _PROMPT_LENGTHS = range(1, 65)
 """Tokens. Each length compiles kernels of its own; together more than the service keeps."""
-_SETTLE = 0.5
-"""Seconds for the slots of requests that have just ended to be released."""
-
-
-_RUNNING, _WAITING = 8, 16
-_MAX_CONTEXT = 512
-_MEMORY_TOKENS = 2048
-"""Of a tenant; a few answers fill it."""
-_DRAFT_NODES = 48
+_FREED_LATER = RetryPolicy(max_attempts=5, initial_backoff=0.5)
+"""The slots of requests that have just ended are released a moment later."""
+_MAX_CONTEXT, _DRAFT_NODES = 512, 48
+_SMALL_LIMITS = [
+    *("--max-running", "8"),
+    *("--max-waiting", "16"),
+    *("--max-tenants", str(KEPT_TENANTS)),
+    *("--max-context", str(_MAX_CONTEXT)),
+    *("--max-draft-nodes", str(_DRAFT_NODES)),
+    *("--kv-cache-tokens", str(KV_CONTEXTS * (_MAX_CONTEXT + _DRAFT_NODES))),
+    *("--memory-tokens", "2048"),
+]
+"""With which queues, tenants, their memories, which a few answers fill, and KV memory all reach their limits."""
 _KERNELS = 64
 """Kernels that oneDNN and torch keep each, of 0.5 to 1 MiB. With the service's own limits (one kernel for each shape,
 width and number of threads) it took half an hour of traffic to fill the caches."""
@@ -67,10 +71,7 @@ class Soaked:
 
     Attributes:
         slots: request slots of the service, running and waiting.
-        under_way: requests that are not answered yet.
-        samples: of the service's processes, over time.
-        requests: number of requests that ended as expected, by kind.
-        failures: descriptions of the requests that did not.
+        requests: number of requests that ended as expected, by kind; `failures` describes the others.
         free_slots: free request slots at the end of each round.
         log: what the service logged, errors alone.
     """
@@ -101,25 +102,11 @@ def soak(duration: float, engine: EngineName = "draftwood", seed: int = 0) -> So
     model = ChosenModel("bundled model", BUNDLED_MODEL, ModelOptions(dtype="float32", threads=1))
     flags, process = server_on(engine, model, eager=True)
     process["environment"] |= dict.fromkeys(KERNEL_CACHES, str(_KERNELS))
-    with server_process(*flags, *_small_limits(), "--log-level", "error", **process) as server:
+    with server_process(*flags, *_SMALL_LIMITS, "--log-level", "error", **process) as server:
         soaked = asyncio.run(_soak_service(server, duration, seed))
         log = server.log.read_text(encoding="utf-8", errors="replace").strip()
     soaked.log = "\n".join(log.splitlines()[:_LOG_LINES])
     return soaked
-
-
-def _small_limits() -> list[str]:
-    """Flags with which queues, tenants and KV memory all reach their limits."""
-    limits = {
-        "--max-running": _RUNNING,
-        "--max-waiting": _WAITING,
-        "--max-tenants": KEPT_TENANTS,
-        "--max-context": _MAX_CONTEXT,
-        "--max-draft-nodes": _DRAFT_NODES,
-        "--kv-cache-tokens": KV_CONTEXTS * (_MAX_CONTEXT + _DRAFT_NODES),
-        "--memory-tokens": _MEMORY_TOKENS,
-    }
-    return [part for flag, value in limits.items() for part in (flag, str(value))]
 
 
 async def _soak_service(server: ServerProcess, duration: float, seed: int) -> Soaked:
@@ -182,20 +169,25 @@ async def free_slots(target: str, info: ModelInfo) -> int:
         DraftwoodError: an admitted request failed.
     """
     slots = info.max_running_requests + info.max_waiting_requests
-    taken = 0
-    async with AsyncClient(target, retry=NO_RETRY) as client:
-        await asyncio.sleep(_SETTLE)
-        async with AsyncExitStack() as stack:
-            try:
-                while taken <= slots:
-                    endless = client.stream([0], ignore_eos=True, drafting=False, tenant="slots")
-                    await stack.enter_async_context(endless)
-                    taken += 1
-            except UnavailableError:
-                pass
-        await asyncio.sleep(_SETTLE)
+    for _ in range(60):  # until the slots of requests that have just ended are released
+        if (taken := await _taken(target, slots)) == slots:
+            break
+        await asyncio.sleep(0.5)
+    async with AsyncClient(target, retry=_FREED_LATER) as client:
         again = (client.generate([0], ignore_eos=True, max_tokens=4, tenant="slots", timeout=60) for _ in range(taken))
         await asyncio.gather(*again)
+    return taken
+
+
+async def _taken(target: str, slots: int) -> int:
+    """How many requests are admitted before one is refused; one above `slots` at most."""
+    taken = 0
+    async with AsyncClient(target, retry=NO_RETRY) as client, AsyncExitStack() as stack:
+        with suppress(UnavailableError):
+            while taken <= slots:
+                endless = client.stream([0], ignore_eos=True, drafting=False, tenant="slots")
+                await stack.enter_async_context(endless)
+                taken += 1
     return taken
 
 

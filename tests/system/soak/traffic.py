@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftwood_client import AsyncClient, DeadlineError, GenerateOptions, InvalidRequestError, ModelInfo, Prompt
@@ -39,14 +39,14 @@ class Traffic:
     """Draws requests.
 
     Attributes:
-        info: limits and strategies of the service.
-        prompts: ordinary prompts.
         tenants: number of tenants; more than the service keeps, so that some are evicted and loaded again.
+        first: kinds of the first requests: each one once, then they are drawn.
     """
 
     info: ModelInfo
     prompts: Sequence[Prompt]
     tenants: int
+    first: Iterator[str] = field(default_factory=lambda: iter(KINDS))
 
     async def send(self, client: AsyncClient, draw: random.Random) -> str:
         """Sends one request, checks that it ends as expected, and returns its kind.
@@ -55,7 +55,7 @@ class Traffic:
             DraftwoodError: the request failed.
             NotRefusedError: an invalid request did not fail.
         """
-        kind = draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        kind = next(self.first, None) or draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
         await KINDS[kind][1](self, client, draw)
         return kind
 
