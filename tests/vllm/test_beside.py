@@ -1,5 +1,5 @@
 """Our drafts beside those of a drafter, in a model runner that stands in for vLLM's second one; with vLLM's own runner
-and drafters: `test_beside_engine`."""
+and drafters: `test_second_engine`."""
 
 from __future__ import annotations
 
