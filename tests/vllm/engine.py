@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-_TIMEOUT = 400.0
+_TIMEOUT = 900.0
 ENGINE = {
     "model": str(BUNDLED_MODEL),
     "dtype": "float32",

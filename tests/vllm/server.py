@@ -120,7 +120,7 @@ def running_server(
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
         try:
-            server, deadline = Server(port), time.monotonic() + 400
+            server, deadline = Server(port), time.monotonic() + 900
             while True:
                 try:
                     server.get("/health")

@@ -262,6 +262,9 @@ def test_metrics_are_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         return {metric.name: value for metric, _, value in published[-1]} if published else {}
 
     with opened(publish=published.append) as memory:
-        answered(memory, "a")
-        wait_for(lambda: latest().get("draftwood_output_tokens") == len(ANSWER), "its tokens")
-        assert latest()["draftwood_drafting_up"] == 1.0
+        memory.join(arrival("a"))
+        write(memory, {"a": ANSWER})
+        wait_for(lambda: latest().get("draftwood_output_tokens") == len(ANSWER), "its tokens while it runs")
+        end(memory, "a")
+        wait_for(lambda: latest()["draftwood_memory_learned"] == 1, "its end")
+        assert (latest()["draftwood_output_tokens"], latest()["draftwood_drafting_up"]) == (len(ANSWER), 1.0)

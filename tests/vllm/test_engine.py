@@ -9,7 +9,7 @@ import pytest
 
 from tests.vllm.engine import Engine, assert_same, mixed, request, running_engine, with_parameters
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 COUNT = 500
 PROMPT = [1, *range(200, 240)]
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from draftwood_tenants.experiments.assignment import Split
 from tests.memory.servers import Valkey, wait_for
 from tests.vllm.engine import request, running_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 PROMPT = [1, *range(200, 240)]
 ARMS = [ExperimentArm(id=name, drafting=DraftConfig(strategy=of)) for name, of in (("off", "none"), ("trie", "trie"))]
 SESSIONS = [f"session {number}" for number in range(24)]

@@ -17,7 +17,7 @@ from tests.memory.servers import Valkey
 from tests.vllm import drafters
 from tests.vllm.engine import Engine, assert_same, mixed, request, running_engine, with_parameters
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 COUNT = 40
 PROMPT = [1, *range(10, 40), 10, 11]
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from tests.memory.servers import wait_for
 from tests.vllm.engine import PYTHON, REPOSITORY
 from tests.vllm.server import Server, running_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
 
 def test_the_tenant_is_the_headers_whatever_a_caller_asks_for() -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tests.memory.servers import Valkey, wait_for
 from tests.vllm.server import Server, running_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 RANDOM = random.Random(31)
 PROMPTS = [[1, *(RANDOM.randrange(10, 4000) for _ in range(20))] for _ in range(5)]
 HANGS = """

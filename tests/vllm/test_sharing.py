@@ -9,7 +9,7 @@ from draftwood_client import Client
 from tests.memory.servers import Valkey, wait_for
 from tests.vllm.engine import Engine, request, running_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 FIRST, SECOND, THIRD = [1, *range(100, 140)], [1, *range(300, 330)], [1, *range(500, 520)]
 
 

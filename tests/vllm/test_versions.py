@@ -15,7 +15,7 @@ from draftwood_vllm.second_runner import missing
 from tests.vllm import drafters
 from tests.vllm.engine import PYTHON, REPOSITORY, environment_of
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 VERSIONS = ("0.26.0", "0.33.0")
 
 
@@ -35,7 +35,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     environment["PYTHONPATH"] = f"{files_of(request.param)}:{environment['PYTHONPATH']}"
     head = drafters.eagle3(tmp_path_factory.mktemp("head"))
     command = [str(PYTHON), str(Path(__file__).with_name("version_driver.py")), str(BUNDLED_MODEL), str(head)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=840)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1100)
     assert done.returncode == 0, done.stderr[-2000:]
     log = "".join(text.partition("BESIDE")[0] for text in (done.stdout, done.stderr))
     return {**json.loads(done.stdout.splitlines()[-1]), "log": log}
