@@ -5,7 +5,7 @@
 | `{"op": "load", "engine", "drafts"}` | `{"version"}` |
 | `{"op": "run", "requests", "aborts"}` | `{"outputs", "steps", "preemptions", "rows_moved", "cached", "drafted"}` |
 | `{"op": "crash"}` | `{}`, once the thread of the memory is dead |
-| `{"op": "state"}` | `{"sessions", "learned", "waiting", "fingerprint", "failures", "off"}`, once it rests |
+| `{"op": "state"}` | `{"sessions", "learned", "waiting", "failures", "off"}`, once it rests |
 
 `engine` has arguments of `EngineArgs`. A request is `{"id", "prompt", "at", "params"}`: token ids, the step in which it
 is added, and arguments of `SamplingParams`; `aborts` has the step of each id, and `outputs` and `drafted` are by id.
@@ -115,7 +115,6 @@ class Driver:
             "sessions": len(self.drafts.sessions),
             "learned": counters.learned,
             "waiting": counters.outbox_records,
-            "fingerprint": self.drafts.memory.naming.fingerprint,
             "failures": dict(self.drafts.failures),
             "off": self.runner.drafter._off,
         }

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_memory import Memory
-from draftwood_memory.engines.drafts import EngineDrafts, Host
-from draftwood_memory.engines.policy import SettingsPolicy
-from draftwood_memory.settings import MemorySettings, read_environment
-from draftwood_strategies.draft_engine.engine import Verifies
+from draftwood_memory.settings import read_environment
 from draftwood_tenants import engines as opening
 from draftwood_vllm import Proposer, proposer
 
@@ -83,19 +79,6 @@ def test_a_runner_that_lacks_what_is_needed_is_named(runner_class: Any, caplog: 
     made.drafter.load_model(object())
     assert propose(made.drafter) == [[], [], []]
     assert "GPUModelRunner has no requests; vLLM 0.32 has" in caplog.text
-
-
-def test_drafting_that_raises_three_times_pauses(runner_class: Any, caplog: pytest.LogCaptureFixture) -> None:
-    made = runner_class().drafter
-    settings = MemorySettings()
-    host = Host(Verifies.CHAINS, 8, bool)
-    drafts = EngineDrafts(Memory(None, "0" * 16), settings, SettingsPolicy(settings, ""), 10, host)
-    made._opened = SimpleNamespace(drafts=drafts)
-    for _ in range(4):
-        assert propose(made) == [[], [], []]  # the runner has no requests
-    drafts.close()
-    assert drafts.failing
-    assert caplog.text.count("nothing is drafted for 60 s, since 3 steps in a row failed") == 1
 
 
 def test_the_check_in_each_process_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -120,7 +120,7 @@ def test_a_tenants_answers_are_drafted_for_its_next_request_and_for_no_other(
 def test_another_replica_drafts_from_what_this_one_wrote(
     expected: list[list[int]], alone: Engine, running: Valkey
 ) -> None:
-    """Its first request brings the memory."""
+    """Its first request brings the memory. At its end it sends what it learned last."""
     alone.run(request("writes", PROMPT, 0, 40, draftwood_tenant="shared"))
     assert alone.state()["waiting"] == 0
     with started(DRAFTWOOD_STORE=running.url) as other:
@@ -129,6 +129,8 @@ def test_another_replica_drafts_from_what_this_one_wrote(
             assert run["outputs"][name] == expected
             assert other.state()["learned"] == 0
         assert run["drafted"]["drafts"] > 20
+        other.run(request("the last one", PROMPT, 0, 40, draftwood_tenant="last"))
+    assert any(running.client.scan_iter("dw:{t:last}:3:*"))
 
 
 def test_a_tenant_whose_memory_knows_more_takes_ours_and_others_take_theirs(
