@@ -61,30 +61,18 @@ class GPUModelRunner:
         self.postprocess_sampled()
         draft_tokens = self.speculator.propose()
 """,
-    "vllm.v1.worker.gpu.states": """
-class RequestState:
-    def __init__(self):
-        self.all_token_ids = self.total_len = self.req_id_to_index = self.max_seq_len = None
-""",
-    "vllm.v1.worker.gpu.input_batch": """
-class InputBatch:
-    req_ids: list
-    num_reqs: int
-    idx_mapping: object
-""",
-    "vllm.v1.core.sched.output": """
-class NewRequestData:
-    req_id: str
-    prompt_token_ids: list
-    prefill_token_ids: list
-    prompt_embeds: object
-    sampling_params: object
-class SchedulerOutput:
-    scheduled_new_reqs: list
-    finished_req_ids: set
-    preempted_req_ids: set
-""",
 }
+_FIELDS = {
+    "vllm.v1.worker.gpu.states": {"RequestState": "all_token_ids total_len req_id_to_index max_seq_len"},
+    "vllm.v1.worker.gpu.input_batch": {"InputBatch": "req_ids num_reqs idx_mapping"},
+    "vllm.v1.core.sched.output": {
+        "NewRequestData": "req_id prompt_token_ids prefill_token_ids prompt_embeds sampling_params",
+        "SchedulerOutput": "scheduled_new_reqs finished_req_ids preempted_req_ids",
+    },
+}
+for _module, _classes in _FIELDS.items():
+    _texts = [f"class {name}:\n    {': object; '.join(fields.split())}: object\n" for name, fields in _classes.items()]
+    FILES[_module] = "".join(_texts)
 
 
 @pytest.fixture
@@ -300,7 +288,7 @@ def test_without_cuda_or_drafts_for_it_the_first_runner_stays(
             "        self.speculator.propose()\n        self.postprocess_sampled()",
             "sample_tokens does not note what was sampled before it asks for drafts",
         ),
-        ("vllm.v1.worker.gpu.states", "self.total_len = ", "", "RequestState has no total_len"),
+        ("vllm.v1.worker.gpu.states", "total_len", "length", "RequestState has no total_len"),
         ("vllm.v1.worker.gpu.input_batch", "idx_mapping", "slots", "InputBatch has no idx_mapping"),
         ("vllm.v1.core.sched.output", "prefill_token_ids", "tokens", "NewRequestData has no prefill_token_ids"),
         ("vllm.v1.core.sched.output", "class", "class:", "vLLM's files cannot be read"),
