@@ -120,9 +120,9 @@ def request(name: str, prompt: list[int], at: int = 0, tokens: int = 24, /, **pa
     return {"id": name, "prompt": prompt, "at": at, "params": given}
 
 
-def mixed(count: int, each_step: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def mixed(count: int, each_step: float, most: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Requests that join over time, so many in each step, with and without tenants and drafts, whose prompts begin
-    alike; and when some of them are aborted."""
+    alike and whose answers have fewer than `most` tokens; and when some of them are aborted."""
     random_ = random.Random(12)
     texts = [[random_.randrange(10, 4000) for _ in range(40)] for _ in range(4)]
     requests, aborts = list[dict[str, Any]](), dict[str, int]()
@@ -132,7 +132,7 @@ def mixed(count: int, each_step: float) -> tuple[list[dict[str, Any]], dict[str,
         options: dict[str, Any] = {"draftwood_tenant": random_.choice("ab")} if random_.random() < 0.8 else {}
         options |= {"draftwood": "off"} if random_.random() < 0.1 else {}
         at = int(number / each_step)
-        requests.append(request(str(number), prompt, at, random_.randrange(1, 40), **options))
+        requests.append(request(str(number), prompt, at, random_.randrange(1, most), **options))
         if number % 10 == 0:
             aborts[str(number)] = at + random_.randrange(1, 12)
     return requests, aborts

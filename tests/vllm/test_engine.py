@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from tests.vllm.engine import Engine, assert_same, mixed, request, running_engin
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 COUNT = 500
-PROMPT = [1, *range(200, 240)]
+RANDOM = random.Random(11)
+PROMPT = [1, *(RANDOM.randrange(10, 4000) for _ in range(40)), 77]
 PARAMETERS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3, "prompt_logprobs": 1},
     "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
@@ -25,7 +27,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 def plain() -> dict[str, dict[str, Any]]:
     """What the engine without drafts answers."""
     with running_engine(drafts=False) as engine:
-        requests, aborts = mixed(COUNT, 0.5)
+        requests, aborts = mixed(COUNT, 0.5, 60)
         return {
             "mixed": engine.run(*requests, aborts=aborts),
             "one": engine.run(request("one", PROMPT, 0, 40)),
@@ -43,7 +45,7 @@ def engine(plain: dict[str, Any]) -> Iterator[Engine]:
 def test_answers_are_those_without_drafts(plain: dict[str, dict[str, Any]], engine: Engine) -> None:
     """500 requests in float32 that join, are read in chunks, preempted and resumed, hit the prefix cache, move to other
     rows and are aborted, at random."""
-    requests, aborts = mixed(COUNT, 0.5)
+    requests, aborts = mixed(COUNT, 0.5, 60)
     expected, found = plain["mixed"], engine.run(*requests, aborts=aborts)
     for run in (expected, found):
         assert run["preemptions"] > 10

@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain() -> Runs:
     """What the second runner answers without drafts."""
     with started(drafts=False) as engine:
-        requests, aborts = mixed(COUNT, 2)
+        requests, aborts = mixed(COUNT, 2, 40)
         return {
             "mixed": engine.run(*requests, aborts=aborts),
             "one": engine.run(request("one", PROMPT, 0, 40)),
@@ -84,7 +84,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 def test_answers_are_those_without_drafts(plain: Runs, engine: Engine) -> None:
     """In float32, with chunks, preemptions and aborts. Nothing is said of a fallback."""
-    requests, aborts = mixed(COUNT, 2)
+    requests, aborts = mixed(COUNT, 2, 40)
     found = engine.run(*requests, aborts=aborts)
     assert_same(plain["mixed"], found, COUNT)
     assert found["preemptions"] > 0
