@@ -8,7 +8,6 @@ from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from queue import SimpleQueue
 from threading import Barrier
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
@@ -116,31 +115,29 @@ def config(rows: int = ROWS) -> Any:
 
 
 class Group:
-    """A rank in vLLM's group of tensor parallelism, here a thread."""
+    """A rank in vLLM's group of tensor parallelism, here a thread.
 
-    def __init__(self, rank: int, mailboxes: list[SimpleQueue[Any]], barrier: Barrier) -> None:
-        self.rank_in_group, self.world_size = rank, len(mailboxes)
-        self._mailboxes, self._barrier = mailboxes, barrier
+    Args:
+        values: of each rank, which all share.
+    """
+
+    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
+        self.rank_in_group, self.world_size = rank, len(values)
+        self._values, self._barrier = values, barrier
         self.cpu_group = self
         self.messages = 0
 
     def broadcast_object(self, value: Any, src: int) -> Any:
         assert src == 0  # through shared memory, of which the first rank alone is the writer
         self.messages += 1
-        return self._broadcast(value, src)
+        return self.gathered(value)[src]
 
-    def _broadcast(self, value: Any, src: int) -> Any:
-        if self.rank_in_group == src:
-            for rank, mailbox in enumerate(self._mailboxes):
-                if rank != src:
-                    mailbox.put(value)
-        else:
-            value = self._mailboxes[self.rank_in_group].get(timeout=60)
+    def gathered(self, value: Any) -> list[Any]:
+        self._values[self.rank_in_group] = value
         self._barrier.wait(60)
-        return value
-
-    def gather(self, votes: list[bool], value: bool) -> None:
-        votes[:] = [self._broadcast(value, rank) for rank in range(self.world_size)]
+        found = [*self._values]
+        self._barrier.wait(60)
+        return found
 
 
 @pytest.fixture
@@ -165,7 +162,11 @@ def speculator(monkeypatch: pytest.MonkeyPatch, groups: list[Any]) -> Iterator[A
     ours = import_module("draftwood_vllm.speculator")
     made = device_support.DeviceModule(DeviceSizes, DeviceTrie)
     monkeypatch.setattr(device_support, "load", lambda: made)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda votes, value, group: group.gather(votes, value))
+
+    def gather(votes: list[bool], value: bool, group: Group) -> None:
+        votes[:] = group.gathered(value)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     monkeypatch.setattr(ours, "served_model", lambda config: ServedModel(None, "model", {}, 1000))
     monkeypatch.setenv("DRAFTWOOD_MEMORY_TOKENS", "1024")
     yield ours.Speculator
@@ -277,9 +278,8 @@ class Ranks:
     """Two runners, each on a thread of its own."""
 
     def __init__(self, speculator: Any, groups: list[Any]) -> None:
-        mailboxes: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
-        barrier = Barrier(2)
-        self.groups = [Group(rank, mailboxes, barrier) for rank in range(2)]
+        values, barrier = [None, None], Barrier(2)
+        self.groups = [Group(rank, values, barrier) for rank in range(2)]
         self.runners = [Runner(config(), speculator) for _ in range(2)]
         self._threads = [ThreadPoolExecutor(1) for _ in range(2)]
         groups += self.groups
