@@ -209,8 +209,12 @@ def test_a_tenants_answers_are_drafted_for_its_requests_alone(runner: Runner) ->
     runner.step([new("a", draftwood_tenant="acme")])
     for _ in range(6):
         runner.step()
-    given = {"b": {"draftwood_tenant": "acme"}, "c": {"draftwood_tenant": "other"}, "d": {"draftwood": "off"}}
-    drafts = runner.step([new(name, [1], **options) for name, options in given.items()], finished=["a"])
+    others = [
+        new("b", [1], draftwood_tenant="acme"),
+        new("c", [1], draftwood_tenant="other"),
+        new("d", [1], draftwood="off"),
+    ]
+    drafts = runner.step(others, finished=["a"])
     assert drafts.tolist() == [[8, 9, 5, 6], [7] * 4, [7] * 4]
 
 
