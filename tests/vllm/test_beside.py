@@ -88,11 +88,6 @@ def test_each_row_takes_the_draft_that_promises_more(runner: Runner) -> None:
     assert [runner.memory._live[name].session.stats.proposed_tokens for name in "ab"] == [8, 0]
 
 
-@pytest.mark.usefixtures("certain")
-def test_behind_the_end_of_ours_are_tokens_of_theirs(runner: Runner) -> None:
-    assert runner.step([new("a", tokens=5)]).tolist() == [[6, 7, 8, 4]]
-
-
 def test_their_speculator_stays_the_runners_and_is_asked_in_each_step_as_before(
     drafter: Drafter, runner: Runner
 ) -> None:
@@ -178,7 +173,7 @@ def test_a_failure_of_theirs_is_vllms_where_other_ranks_would_wait(drafter: Draf
 
 @pytest.mark.usefixtures("certain")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tokens_of_ours_are_verified_as_certain_where_theirs_are_drawn(
+def test_tokens_of_ours_before_theirs_are_verified_as_certain_where_theirs_are_drawn(
     beside: Any, load: Load, dtype: torch.dtype
 ) -> None:
     """By the logits that vLLM keeps, at any temperature; and these are restored."""

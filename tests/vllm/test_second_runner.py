@@ -79,13 +79,9 @@ for _module, _classes in _FIELDS.items():
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with files in the place of vLLM's, which are imported from there."""
     for module, text in FILES.items():
-        path = tmp_path.joinpath(*module.split("."))
-        file = path / "__init__.py" if f"{module}.speculator" in FILES else path.with_suffix(".py")
+        file = tmp_path.joinpath(*module.split("."), "__init__.py")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-        for folder in file.parents[: len(module.split("."))]:
-            if folder != tmp_path and tmp_path in folder.parents:
-                (folder / "__init__.py").touch()
     platforms: Any = ModuleType("vllm.platforms")
     platforms.current_platform = SimpleNamespace(is_cuda=lambda: True, get_device_total_memory=lambda: 1 << 30)
     monkeypatch.syspath_prepend(tmp_path)
@@ -102,13 +98,18 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def configured(method: str = "custom_class", model: str = "draftwood_vllm.Proposer", **fields: Any) -> Any:
     """A `VllmConfig`. Fields are of its parts, by the names of both joined, as `model_is_hybrid`."""
     parts: dict[str, dict[str, Any]] = {
-        "speculative": {"method": method, "model": model, "num_speculative_tokens": 8},
+        "speculative": {
+            "method": method,
+            "model": model,
+            "num_speculative_tokens": 8,
+            "num_speculative_tokens_per_batch_size": None,
+            "target_model_config": "the model's",
+            "draft_model_config": "the drafter's",
+        },
         "model": {"max_model_len": 256, "is_hybrid": False},
         "parallel": {"pipeline_parallel_size": 1, "distributed_executor_backend": "mp", "world_size": 2},
         "scheduler": {"max_num_seqs": 8},
     }
-    parts["speculative"] |= {"target_model_config": "the model's", "draft_model_config": "the drafter's"}
-    parts["speculative"]["num_speculative_tokens_per_batch_size"] = None
     others, additional = fields.pop("others", []), fields.pop("additional", {})
     for name, value in fields.items():
         part, _, field = name.partition("_")
@@ -295,8 +296,7 @@ def test_without_cuda_or_drafts_for_it_the_first_runner_stays(
     ],
 )
 def test_if_something_is_missing_nothing_is_changed(vllm: Path, module: str, old: str, new: str, reason: str) -> None:
-    path = vllm.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    file = vllm.joinpath(*module.split("."), "__init__.py")
     file.write_text(file.read_text().replace(old, new))
     second_runner.enable()
     assert reason in second_runner.lacking()
