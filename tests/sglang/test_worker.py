@@ -95,11 +95,12 @@ def test_a_wrong_setting_or_a_store_that_is_down_stops_nothing(monkeypatch: pyte
         assert (worker.ngram_corpus.drafts is None) == value.startswith("nonsense")
 
 
-def test_tokens_outside_the_vocabulary_are_not_drafted(worker: Any) -> None:
+def test_tokens_outside_the_vocabulary_are_not_drafted_and_cost_others_nothing(worker: Any) -> None:
     strange = [*TEXT[:20], VOCABULARY + 5, *TEXT[20:]]  # as those of padded images
     for name in "12":
         answered(worker, name, strange, draftwood_tenant="acme")
     req = request("3", strange[:6], draftwood_tenant="acme")
     drafts = [drafted(worker, req, [token]) for token in strange[6:40]]
-    assert max(map(len, drafts)) > 3
     assert all(token < VOCABULARY for draft in drafts for token in draft)
+    assert answered(worker, "4", draftwood_tenant="other") == 0
+    assert answered(worker, "5", draftwood_tenant="other") > 20
