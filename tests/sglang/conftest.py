@@ -1,4 +1,4 @@
-"""Lets SGLang's code be imported on a machine without a GPU.
+"""Lets SGLang's code be imported on a machine without a GPU, in each process of the tests.
 
 What is replaced needs a device: the kernels of `sgl_kernel`, whose package consists of CUDA libraries, and torchvision,
 whose build there is one for CUDA. The kernel that reconstructs trees from masks is computed by SGLang's own one in
@@ -14,8 +14,6 @@ import sys
 import types
 from importlib.util import find_spec
 from typing import Any
-
-import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -71,15 +69,14 @@ def _allow_import() -> None:
     sys.modules.update({"sgl_kernel": kernels, "sgl_kernel.speculative": speculative})
 
 
+def _let_drafting_pay() -> None:
+    """Steps of these tests take no time of a model."""
+    from draftwood_strategies.draft_engine import controller
+
+    controller.MIN_CREDIT_SECONDS = controller.TRIED_SHARE = 1e9
+    controller.MAX_PAUSES = 0, 0
+
+
 if find_spec("sglang") is not None:
     _allow_import()
-
-
-@pytest.fixture(autouse=True)
-def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of these tests take no time of a model, so that drafts would not pay."""
-    from draftwood_strategies.draft_engine import controller as draft_account
-
-    monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
-    monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+    _let_drafting_pay()

@@ -80,49 +80,39 @@ def request(name: str, prompt: Sequence[int], most: int = 64, **options: Any) ->
     return Req(name, "", array("q", prompt), params, eos_token_ids=None, vocab_size=VOCABULARY)
 
 
-class Batch(SimpleNamespace):
-    """What the worker reads of a `ScheduleBatch` that decodes.
+def prepared(worker: Any, reqs: Sequence[Any], latest: Sequence[Sequence[int]] | None) -> Any:
+    """A batch that decodes, with what the worker reads of a `ScheduleBatch`, after its whole preparation.
 
     Args:
-        worker: that it is prepared by.
         reqs: its requests, each with one token at least.
         latest: what the latest step wrote for each, which `output_ids` lack; None if nothing is missing there.
     """
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-    def __init__(self, worker: Any, reqs: Sequence[Any], latest: Sequence[Sequence[int]] | None) -> None:
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
-        from sglang.srt.speculative.ngram_info import NgramVerifyInput
-
-        n, pieces = worker.draft_token_num, latest or [[] for _ in reqs]
-        accepted = torch.zeros(len(reqs), n, dtype=torch.int32)
-        for row, piece in zip(accepted, pieces, strict=True):
-            row[: len(piece)] = torch.tensor(piece, dtype=torch.int32)
-        # The last token of each text is not in the KV cache yet.
-        lengths = [
-            len(req.origin_input_ids) + len(req.output_ids) + len(piece) - 1
-            for req, piece in zip(reqs, pieces, strict=True)
-        ]
-        super().__init__(
-            reqs=[*reqs],
-            forward_mode=ForwardMode.DECODE,
-            seq_lens=torch.tensor(lengths, dtype=torch.int64),
-            seq_lens_cpu=torch.tensor(lengths, dtype=torch.int64),
-            req_pool_indices=torch.arange(len(reqs), dtype=torch.int64),
-            req_to_token_pool=worker.req_to_token_pool,
-            has_grammar=latest is None,
-            grammar_needs_sync=lambda: latest is None,
-            spec_info=NgramVerifyInput(
-                draft_token_num=n,
-                new_seq_lens=torch.tensor(lengths),
-                accept_tokens=accepted.flatten(),
-                accept_lens=torch.tensor([len(piece) for piece in pieces], dtype=torch.int32),
-            ),
-        )
-
-
-def prepared(worker: Any, reqs: Sequence[Any], latest: Sequence[Sequence[int]] | None) -> Any:
-    """The input of SGLang's verification, by its worker's whole preparation."""
-    batch = Batch(worker, reqs, latest)
+    n, pieces = worker.draft_token_num, latest or [[] for _ in reqs]
+    accepted = torch.zeros(len(reqs), n, dtype=torch.int32)
+    for row, piece in zip(accepted, pieces, strict=True):
+        row[: len(piece)] = torch.tensor(piece, dtype=torch.int32)
+    # The last token of each text is not in the KV cache yet.
+    texts = zip(reqs, pieces, strict=True)
+    lengths = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) + len(piece) - 1 for req, piece in texts])
+    batch = SimpleNamespace(
+        reqs=[*reqs],
+        forward_mode=ForwardMode.DECODE,
+        seq_lens=lengths,
+        seq_lens_cpu=lengths.clone(),
+        req_pool_indices=torch.arange(len(reqs), dtype=torch.int64),
+        req_to_token_pool=worker.req_to_token_pool,
+        has_grammar=latest is None,
+        grammar_needs_sync=lambda: latest is None,
+        spec_info=NgramVerifyInput(
+            draft_token_num=n,
+            new_seq_lens=lengths.clone(),
+            accept_tokens=accepted.flatten(),
+            accept_lens=torch.tensor([len(piece) for piece in pieces], dtype=torch.int32),
+        ),
+    )
     worker._prepare_for_speculative_decoding(batch)
     return batch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-LIMIT = 1.0
+LIMIT = 3.0
 """Seconds that a call into a strategy may take there."""
 HANGING = "hanging"
 """A strategy there whose drafts return once, and then no more."""
@@ -36,20 +36,17 @@ def scheduler_process() -> Iterator[Connection]:
 def asked(pipe: Connection, method: str, *arguments: Any) -> Any:
     """What a method of `_Scheduler` returns."""
     pipe.send((method, *arguments))
-    assert pipe.poll(60), f"{method} does not return"
+    assert pipe.poll(240), f"{method} does not return"
     return pipe.recv()
 
 
 def _run(pipe: Connection) -> None:
     from draftwood_strategies import register
-    from draftwood_strategies.draft_engine import controller as draft_account
-    from draftwood_strategies.draft_engine import guard as timed_calls
+    from draftwood_strategies.draft_engine import guard
     from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import server_args
 
-    timed_calls.CALL_LIMIT = LIMIT
-    draft_account.MIN_CREDIT_SECONDS = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
-    draft_account.MAX_PAUSES = 0, 0
+    guard.CALL_LIMIT = LIMIT
     register(HANGING)(_Hanging)
     args = server_args()
     from sglang.srt.managers import scheduler
@@ -97,7 +94,7 @@ class _Hanging:
         self._drafts = 0
 
     def learn(self, tokens: Any) -> None:
-        """Nothing."""
+        pass
 
     def start(self, prompt: Any) -> _Hanging:
         return self
@@ -111,7 +108,7 @@ class _Hanging:
         return DraftTree.of([1])
 
     def observe(self, accepted: Any, feedback: Any) -> None:
-        """Nothing."""
+        pass
 
     def close(self) -> None:
-        """Nothing."""
+        pass

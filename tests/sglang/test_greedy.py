@@ -66,14 +66,14 @@ def _verified(model: torch.nn.Module, batch: object, texts: list[list[int]], nod
     return written
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch, overlap: bool) -> None:
+@pytest.mark.parametrize(("nodes", "overlap"), [(3, True), (8, True), (8, False), (32, True)])
+def test_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch, nodes: int, overlap: bool) -> None:
     """Requests of two tenants that come, go and have the same ids; with overlap, results reach them a step late."""
     model, most, steps = _model(), 40, 0
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(1, _WORDS, (6,), generator=generator).tolist() for _ in range(3)]
     expected = [_plain(model, prompt, most) for prompt in prompts]
-    with running_worker(monkeypatch, 8, batch=3, disable_overlap_schedule=not overlap) as worker:
+    with running_worker(monkeypatch, nodes, batch=3, disable_overlap_schedule=not overlap) as worker:
         accepted = []
         for turn in range(3):
             reqs = [
@@ -89,7 +89,7 @@ def test_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch, overlap: bool) 
                         req.output_ids.extend(piece)
                 batch = prepared(worker, reqs, latest if overlap else None)
                 assert batch.seq_lens.tolist() == [len(text) - 1 for text in texts]
-                written = _verified(model, batch, texts, 8)
+                written = _verified(model, batch, texts, nodes)
                 steps += 1
                 for req, text, piece, was in zip(reqs, texts, written, latest, strict=True):
                     if overlap:
@@ -103,4 +103,6 @@ def test_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch, overlap: bool) 
                 req.output_ids.extend(piece)
                 finish(req, most)
             worker.ngram_corpus.erase_match_state([req.rid for req in reqs])
+        assert worker.ngram_corpus.drafts is not None
+        assert worker.ngram_corpus.drafts.failures == {}
         assert accepted[-1] < 20 < most  # later turns draft from what earlier ones wrote

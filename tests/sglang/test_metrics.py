@@ -46,7 +46,7 @@ def scrape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scrape]:
 
 
 def _until(scrape: Scrape, name: str, value: float) -> None:
-    ends = time.monotonic() + 10.0
+    ends = time.monotonic() + 60.0
     while scrape().get(name) != value:
         assert time.monotonic() < ends, scrape()
         time.sleep(0.1)

@@ -23,7 +23,7 @@ def test_each_rank_verifies_the_trees_of_the_first(tmp_path: Path) -> None:
         theirs.close()
     try:
         for pipe in pipes:
-            assert pipe.poll(150)
+            assert pipe.poll(400)
             found.append(pipe.recv())
     finally:
         for process in processes:
@@ -37,12 +37,9 @@ def test_each_rank_verifies_the_trees_of_the_first(tmp_path: Path) -> None:
 def _rank(rank: int, meeting: str, pipe: Connection) -> None:
     import torch
 
-    from draftwood_strategies.draft_engine import controller as draft_account
     from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import TEXT, finish, learn_for, prepared, request, running_worker
 
-    draft_account.MIN_CREDIT_SECONDS = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
-    draft_account.MAX_PAUSES = 0, 0
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     trees = []
     with pytest.MonkeyPatch.context() as patch, running_worker(patch) as worker:

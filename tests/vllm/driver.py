@@ -5,7 +5,7 @@
 | `{"op": "load", "engine", "drafts"}` | `{"version"}` |
 | `{"op": "run", "requests", "aborts"}` | `{"outputs", "steps", "preemptions", "rows_moved", "cached", "drafted"}` |
 | `{"op": "crash"}` | `{}`, once the thread of the memory is dead |
-| `{"op": "state", "rest"}` | `{"sessions", "learned", "waiting", "fingerprint", "failures", "off"}` |
+| `{"op": "state"}` | `{"sessions", "learned", "waiting", "failures", "off"}`, once it rests |
 
 `engine` has arguments of `EngineArgs`. A request is `{"id", "prompt", "at", "params"}`: token ids, the step in which it
 is added, and arguments of `SamplingParams`; `aborts` has the step of each id, and `outputs` and `drafted` are by id.
@@ -42,15 +42,20 @@ class Driver:
         self.runner = core.engine_core.model_executor.driver_worker.worker.model_runner
         self.drafted: Counter[str] = Counter()
         if drafts:
+            let_drafting_pay()
             self.note_drafts()
 
     def rows(self) -> dict[str, int]:
         """Of the requests in the runner."""
         return dict(self.runner.input_batch.req_id_to_index)
 
+    @property
+    def drafts(self) -> Any:
+        return self.runner.drafter._opened.drafts
+
     def note_drafts(self) -> None:
         """Counts in `drafted` how many tokens are drafted for each request."""
-        drafts = self.runner.drafter._opened.drafts
+        drafts = self.drafts
         step = drafts.step
 
         def noted(rows: Any) -> Any:
@@ -90,25 +95,33 @@ class Driver:
             by_id[name.rpartition("-")[0] or name] += drafted  # vLLM adds a random suffix
         return {"outputs": outputs, "drafted": by_id, **counts}
 
-    def state(self, rest: float = 5.0) -> dict[str, Any]:
-        """Of the drafts, once all requests have ended and what they wrote is stored, or after `rest` seconds."""
-        proposer = self.runner.drafter
-        drafts, deadline = proposer._opened.drafts, time.monotonic() + rest
-        while time.monotonic() < deadline and (drafts.sessions or drafts.memory.counters().outbox_records):
+    def rests(self) -> bool:
+        """All requests have ended, what they wrote is stored, and memories that they asked for are there."""
+        drafts = self.drafts
+        with drafts._exclusion.held():
+            if drafts.sessions or drafts.sessions.has_tasks:
+                return False
+        return drafts.memory.preloaded and not drafts.memory.counters().outbox_records
+
+    def wait_for_rest(self) -> None:
+        deadline = time.monotonic() + 30.0
+        while not self.rests() and time.monotonic() < deadline:
             time.sleep(0.02)
-        counters = drafts.memory.counters()
+
+    def state(self) -> dict[str, Any]:
+        self.wait_for_rest()
+        counters = self.drafts.memory.counters()
         return {
-            "sessions": len(drafts.sessions),
+            "sessions": len(self.drafts.sessions),
             "learned": counters.learned,
             "waiting": counters.outbox_records,
-            "fingerprint": drafts.memory.naming.fingerprint,
-            "failures": dict(drafts.failures),
-            "off": proposer._off,
+            "failures": dict(self.drafts.failures),
+            "off": self.runner.drafter._off,
         }
 
     def crash(self) -> dict[str, Any]:
         """Ends the loop of the thread that follows the memories, in its midst."""
-        thread = self.runner.drafter._opened.drafts.memory.thread
+        thread = self.drafts.memory.thread
         thread._loop.call_soon_threadsafe(thread._loop.stop)
         thread._thread.join(30.0)
         return {} if not thread._thread.is_alive() else {"error": "it lives"}
@@ -121,6 +134,17 @@ class Driver:
         if "regex" in given:
             given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
         self.engine.add_request(one["id"], {"prompt_token_ids": one["prompt"]}, SamplingParams(**given))
+
+
+def let_drafting_pay() -> None:
+    """Whatever drafts, and steps of any size, take on a machine that others use as well."""
+    from draftwood_strategies.draft_engine import controller
+    from draftwood_strategies.draft_engine.online_step_times import OnlineStepTimes
+
+    controller.MIN_CREDIT_SECONDS = controller.TRIED_SHARE = 1e9
+    controller.MAX_PAUSES = 0, 0
+    observe = OnlineStepTimes.observe
+    OnlineStepTimes.observe = lambda self, size, seconds: observe(self, size, 1.0)  # type: ignore[method-assign]
 
 
 def main(driver_class: type[Driver] = Driver) -> None:

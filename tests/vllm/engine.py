@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-_TIMEOUT = 400.0
+_TIMEOUT = 900.0
 ENGINE = {
     "model": str(BUNDLED_MODEL),
     "dtype": "float32",
@@ -55,17 +56,21 @@ class Engine:
         """Runs requests to their ends; see `driver` for the answer."""
         return self._peer.ask({"op": "run", "requests": list(requests), "aborts": dict(aborts)}, _TIMEOUT)
 
-    def call(self, operation: str) -> None:
+    def call(self, operation: str) -> dict[str, Any]:
         """Another operation of its driver, without arguments."""
-        self._peer.ask({"op": operation}, _TIMEOUT)
-
-    def crash_memory(self) -> None:
-        """Its memory's thread dies."""
-        self._peer.ask({"op": "crash"}, _TIMEOUT)
+        return self._peer.ask({"op": operation}, _TIMEOUT)
 
     def state(self) -> dict[str, Any]:
         """Of its drafts, once it rests."""
-        return self._peer.ask({"op": "state"}, _TIMEOUT)
+        return self.call("state")
+
+    def drafts_fast(self, name: str, prompt: list[int], tenant: str, expected: list[list[int]]) -> bool:
+        """Whether a tenant's request is written in many fewer steps than its 40 tokens. It rests before and after."""
+        self.state()
+        run = self.run(request(name, prompt, 0, 40, draftwood_tenant=tenant))
+        self.state()
+        assert run["outputs"][name] == expected
+        return bool(run["steps"] < 30)
 
 
 def environment_of(*more: Path, **variables: str) -> dict[str, str]:
@@ -99,7 +104,7 @@ def running_engine(
             peer.ask({"op": "load", "engine": {**ENGINE, **options}, "drafts": drafts}, _TIMEOUT)
             yield Engine(peer, log)
             process.stdin.close()  # it sends what was learned, and ends
-            process.wait(30)
+            process.wait(120)
         finally:
             process.kill()
             process.wait()
@@ -113,3 +118,33 @@ def request(name: str, prompt: list[int], at: int = 0, tokens: int = 24, /, **pa
     others = {key: value for key, value in params.items() if key not in extra}
     given = {"max_tokens": tokens, "ignore_eos": True, "extra_args": extra, **others}
     return {"id": name, "prompt": prompt, "at": at, "params": given}
+
+
+def mixed(count: int, each_step: float, most: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Requests that join over time, so many in each step, with and without tenants and drafts, whose prompts begin
+    alike and whose answers have fewer than `most` tokens; and when some of them are aborted."""
+    random_ = random.Random(12)
+    texts = [[random_.randrange(10, 4000) for _ in range(40)] for _ in range(4)]
+    requests, aborts = list[dict[str, Any]](), dict[str, int]()
+    for number in range(count):
+        prompt = [1, *random_.choice(texts)[: random_.randrange(1, 40)]]
+        prompt += [random_.randrange(10, 4000) for _ in range(random_.randrange(50))]
+        options: dict[str, Any] = {"draftwood_tenant": random_.choice("ab")} if random_.random() < 0.8 else {}
+        options |= {"draftwood": "off"} if random_.random() < 0.1 else {}
+        at = int(number / each_step)
+        requests.append(request(str(number), prompt, at, random_.randrange(1, most), **options))
+        if number % 10 == 0:
+            aborts[str(number)] = at + random_.randrange(1, 12)
+    return requests, aborts
+
+
+def with_parameters(name: str, **params: Any) -> list[dict[str, Any]]:
+    """Two requests with parameters of vLLM."""
+    return [request(f"{name} {i}", [1, *range(10, 40), 20 + i], 0, 24, **params) for i in range(2)]
+
+
+def assert_same(expected: dict[str, Any], found: dict[str, Any], count: int) -> None:
+    """Answers of two runs of `mixed` are the same, of those requests that neither aborted."""
+    both = expected["outputs"].keys() & found["outputs"].keys()
+    assert len(both) > count * 0.85
+    assert {name for name in both if expected["outputs"][name] != found["outputs"][name]} == set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,20 @@ LONGEST, LENGTH, ROWS, VOCABULARY = 4, 64, 6, 1000
 DRAFTS = Decision("acme", True, LONGEST)
 
 
+def fake_trie() -> Any:
+    return DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
+
+
 class Host:
     """The state that a host keeps of its requests, and the drafts for them."""
 
-    def __init__(self, trie: Any = None) -> None:
+    def __init__(self, trie: Any) -> None:
         self.states = RowStates(
             torch.zeros((ROWS, LENGTH), dtype=torch.int32),
             torch.zeros(ROWS, dtype=torch.int32),
             torch.zeros((ROWS, 1), dtype=torch.int64),
         )
-        fake: Any = DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
-        self.trie = trie or fake
+        self.trie = trie
         self.drafts = DeviceDrafts(self.trie, self.states, DraftSizes(LONGEST, VOCABULARY, 16, LONGEST, 4))
 
     def join(self, name: str, state: int, prompt: Sequence[int], decision: Decision = DRAFTS, limit: int = 40) -> None:
@@ -59,24 +62,31 @@ class Host:
 
 @pytest.fixture
 def host() -> Host:
-    return Host()
+    return Host(fake_trie())
 
 
-def test_a_row_is_drafted_for_from_its_own_text(host: Host) -> None:
-    host.join("a", 3, [5, 6, 7, 8, 9])
-    step = host.step({3: [6]})
+@pytest.mark.parametrize(
+    ("prompt", "token", "nodes", "longest", "draft"),
+    [
+        pytest.param([5, 6, 7, 8, 9], 6, LONGEST, LONGEST, [7, 8, 9, 6], id="of its own text"),
+        pytest.param([5, 6, 7], 5, 2, LONGEST, [6, 7], id="shorter"),
+        pytest.param([5, 6, 7, 8, 9], 6, LONGEST, 2, [7, 8], id="the host verifies fewer places"),
+        pytest.param([5, 6, 7, 8, 9], 6, LONGEST, 0, [], id="the host verifies none"),
+        # As placeholders of images are; the model has no embedding of them.
+        pytest.param([5, 6, VOCABULARY, 8], 5, LONGEST, LONGEST, [6, None, 8, 5], id="beyond the vocabulary"),
+    ],
+)
+def test_a_draft_has_the_last_token_in_places_without_one_of_its_own(
+    host: Host, prompt: list[int], token: int, nodes: int, longest: int, draft: list[int | None]
+) -> None:
+    """vLLM verifies each place, and fewer for large batches (`num_speculative_tokens_per_batch_size`)."""
+    host.join("a", 3, prompt, Decision("", False, nodes))
+    step = host.step({3: [token]}, longest)
+    places = [*draft, *[None] * (LONGEST - len(draft))]
     assert step.tokens.dtype == torch.int64
-    assert step.tokens.tolist() == [[7, 8, 9, 6]]
-    assert step.confidences[0].tolist() == pytest.approx([SURVIVAL] * LONGEST)
-    assert step.written.tolist() == [[6, *[0] * LONGEST, 1, 4]]
-
-
-def test_places_behind_a_draft_repeat_the_last_token(host: Host) -> None:
-    """vLLM verifies each place, so a token must be in it."""
-    host.join("a", 0, [5, 6, 7], Decision("", False, 2))
-    step = host.step({0: [5]})
-    assert step.tokens.tolist() == [[6, 7, 5, 5]]
-    assert step.confidences[0].tolist() == pytest.approx([SURVIVAL, SURVIVAL, 0, 0])
+    assert step.tokens.tolist() == [[token if place is None else place for place in places]]
+    assert step.confidences[0].tolist() == pytest.approx([0 if place is None else SURVIVAL for place in places])
+    assert step.written.tolist() == [[token, *[0] * LONGEST, 1, len(draft)]]
 
 
 def test_several_tokens_of_a_step_are_learned_in_order(host: Host) -> None:
@@ -119,19 +129,6 @@ def test_nothing_is_drafted_beyond_what_a_request_may_write(host: Host) -> None:
     assert host.trie.tenants["acme"] == [[1, 2, 3]]
 
 
-def test_the_host_may_verify_fewer_places(host: Host) -> None:
-    """As vLLM does for large batches (`num_speculative_tokens_per_batch_size`)."""
-    host.join("a", 0, [5, 6, 7, 8, 9])
-    assert host.step({0: [6]}, longest=2).tokens.tolist() == [[7, 8, 6, 6]]
-    assert host.step({0: [7]}, longest=0).tokens.tolist() == [[7, 7, 7, 7]]
-
-
-def test_tokens_beyond_the_vocabulary_are_not_drafted(host: Host) -> None:
-    """As placeholders of images are; the model has no embedding of them."""
-    host.join("a", 0, [5, 6, VOCABULARY, 8])
-    assert host.step({0: [5]}).tokens.tolist() == [[6, 5, 8, 5]]
-
-
 def test_a_row_is_free_after_its_request(host: Host) -> None:
     host.join("a", 0, [1, 2])
     host.join("gone before it began", 1, [1])
@@ -156,12 +153,18 @@ def test_what_comes_from_outside_is_drafted_and_purged(host: Host) -> None:
     assert host.trie.tenants == {"acme": [[2, 60]]}  # what "a" writes is not learned any more
 
 
-def test_ranks_with_the_same_inputs_have_the_same_drafts() -> None:
-    """Two ranks of tensor parallelism: the same requests, tokens and decisions, 200 steps at random."""
-    ranks = [Host(), Host()]
+def real_trie() -> trie.DeviceTrie:
+    """Its kernels run by NumPy."""
+    return trie.DeviceTrie(arena.DeviceSizes(ROWS, LENGTH, 4, 1000, 4 * LONGEST, LONGEST), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("make", "steps", "least"), [(fake_trie, 200, 300), (real_trie, 20, 0)])
+def test_ranks_with_the_same_inputs_have_the_same_drafts(make: Callable[[], Any], steps: int, least: int) -> None:
+    """Two ranks of tensor parallelism: the same requests, tokens and decisions at random."""
+    ranks = [Host(make()) for _ in range(2)]
     rng, live = np.random.default_rng(7), dict[int, str]()
     drafted = 0
-    for number in range(200):
+    for number in range(steps):
         for state in range(ROWS):
             if state in live and rng.random() < 0.05:
                 for rank in ranks:
@@ -174,28 +177,25 @@ def test_ranks_with_the_same_inputs_have_the_same_drafts() -> None:
                 for rank in ranks:
                     rank.join(live[state], state, prompt, decision, 60)
         change: Any = Load("a", [rng.integers(0, 9, 5).astype(np.int32)])
-        change = Purge("b", [*live.values()][:1]) if number % 50 == 49 else change
+        change = Purge("b", [*live.values()][:1]) if number % 50 == 15 else change
         states = [state for state in live if int(ranks[0].states.lengths[state]) < LENGTH - 6]
         wrote = {state: rng.integers(0, 9, rng.integers(0, 4)).tolist() for state in states}
-        steps = []
         for rank in ranks:
             rank.drafts.apply(change)
-            steps.append(rank.step(wrote))
-        for one, other in zip(*steps, strict=True):
+        both = [rank.step(wrote) for rank in ranks]
+        for one, other in zip(*both, strict=True):
             assert torch.equal(one, other)
-        drafted += int(steps[0].written[:, -1].sum())
-    assert drafted > 300
+        drafted += int(both[0].written[:, -1].sum())
+    assert drafted > least
+    if make is real_trie:
+        assert torch.equal(ranks[0].trie.arena, ranks[1].trie.arena)
 
 
-def test_the_warm_up_leaves_no_row(host: Host) -> None:
-    warm_up(host.trie, LONGEST, LONGEST, torch.device("cpu"))
-    assert (host.trie.rows, host.trie.tenants) == ({}, {})
-    assert {"append_prompts", "learn", "propose_chains"} <= {*host.trie.calls}
-
-
-def real_trie() -> trie.DeviceTrie:
-    """Its kernels run by NumPy."""
-    return trie.DeviceTrie(arena.DeviceSizes(ROWS, LENGTH, 4, 1000, 4 * LONGEST, LONGEST), torch.device("cpu"))
+def test_the_warm_up_leaves_no_row() -> None:
+    trie = fake_trie()
+    warm_up(trie, LONGEST, LONGEST, torch.device("cpu"))
+    assert (trie.rows, trie.tenants) == ({}, {})
+    assert {"append_prompts", "learn", "propose_chains"} <= {*trie.calls}
 
 
 def test_the_real_trie_drafts_what_was_written() -> None:
@@ -207,17 +207,3 @@ def test_the_real_trie_drafts_what_was_written() -> None:
     assert host.step({3: [20]}).tokens.tolist() == [[21, 22, 23, 24]]
     host.drafts.apply(Purge("acme", ["a"]))
     assert host.trie.tokens("acme") == 0
-
-
-def test_ranks_with_the_real_trie_have_the_same_arena() -> None:
-    ranks = [Host(real_trie()) for _ in range(2)]
-    rng = np.random.default_rng(1)
-    for state in range(4):
-        prompt = rng.integers(0, 9, 12).tolist()
-        for rank in ranks:
-            rank.join(str(state), state, prompt, Decision("ab"[state % 2], True, LONGEST), 60)
-    for _ in range(6):
-        wrote = {state: rng.integers(0, 9, rng.integers(0, 4)).tolist() for state in (2, 0, 3, 1)}
-        for one, other in zip(*(rank.step(wrote) for rank in ranks), strict=True):
-            assert torch.equal(one, other)
-    assert torch.equal(ranks[0].trie.arena, ranks[1].trie.arena)

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from draftwood_vllm import device_support, second_runner
-from draftwood_vllm.second_runner import missing
 from tests.vllm.fake_trie import DeviceSizes, DeviceTrie
 
 CONFIG, FACTORY = "vllm.config.vllm", "vllm.v1.worker.gpu.spec_decode"
@@ -62,43 +61,27 @@ class GPUModelRunner:
         self.postprocess_sampled()
         draft_tokens = self.speculator.propose()
 """,
-    "vllm.v1.worker.gpu.states": """
-class RequestState:
-    def __init__(self):
-        self.all_token_ids = self.total_len = self.req_id_to_index = self.max_seq_len = None
-""",
-    "vllm.v1.worker.gpu.input_batch": """
-class InputBatch:
-    req_ids: list
-    num_reqs: int
-    idx_mapping: object
-""",
-    "vllm.v1.core.sched.output": """
-class NewRequestData:
-    req_id: str
-    prompt_token_ids: list
-    prefill_token_ids: list
-    prompt_embeds: object
-    sampling_params: object
-class SchedulerOutput:
-    scheduled_new_reqs: list
-    finished_req_ids: set
-    preempted_req_ids: set
-""",
 }
+_FIELDS = {
+    "vllm.v1.worker.gpu.states": {"RequestState": "all_token_ids total_len req_id_to_index max_seq_len"},
+    "vllm.v1.worker.gpu.input_batch": {"InputBatch": "req_ids num_reqs idx_mapping"},
+    "vllm.v1.core.sched.output": {
+        "NewRequestData": "req_id prompt_token_ids prefill_token_ids prompt_embeds sampling_params",
+        "SchedulerOutput": "scheduled_new_reqs finished_req_ids preempted_req_ids",
+    },
+}
+for _module, _classes in _FIELDS.items():
+    _texts = [f"class {name}:\n    {': object; '.join(fields.split())}: object\n" for name, fields in _classes.items()]
+    FILES[_module] = "".join(_texts)
 
 
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with files in the place of vLLM's, which are imported from there."""
     for module, text in FILES.items():
-        path = tmp_path.joinpath(*module.split("."))
-        file = path / "__init__.py" if f"{module}.speculator" in FILES else path.with_suffix(".py")
+        file = tmp_path.joinpath(*module.split("."), "__init__.py")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-        for folder in file.parents[: len(module.split("."))]:
-            if folder != tmp_path and tmp_path in folder.parents:
-                (folder / "__init__.py").touch()
     platforms: Any = ModuleType("vllm.platforms")
     platforms.current_platform = SimpleNamespace(is_cuda=lambda: True, get_device_total_memory=lambda: 1 << 30)
     monkeypatch.syspath_prepend(tmp_path)
@@ -115,13 +98,18 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def configured(method: str = "custom_class", model: str = "draftwood_vllm.Proposer", **fields: Any) -> Any:
     """A `VllmConfig`. Fields are of its parts, by the names of both joined, as `model_is_hybrid`."""
     parts: dict[str, dict[str, Any]] = {
-        "speculative": {"method": method, "model": model, "num_speculative_tokens": 8},
+        "speculative": {
+            "method": method,
+            "model": model,
+            "num_speculative_tokens": 8,
+            "num_speculative_tokens_per_batch_size": None,
+            "target_model_config": "the model's",
+            "draft_model_config": "the drafter's",
+        },
         "model": {"max_model_len": 256, "is_hybrid": False},
         "parallel": {"pipeline_parallel_size": 1, "distributed_executor_backend": "mp", "world_size": 2},
         "scheduler": {"max_num_seqs": 8},
     }
-    parts["speculative"] |= {"target_model_config": "the model's", "draft_model_config": "the drafter's"}
-    parts["speculative"]["num_speculative_tokens_per_batch_size"] = None
     others, additional = fields.pop("others", []), fields.pop("additional", {})
     for name, value in fields.items():
         part, _, field = name.partition("_")
@@ -130,49 +118,60 @@ def configured(method: str = "custom_class", model: str = "draftwood_vllm.Propos
     return import_module(CONFIG).VllmConfig(others=others, additional_config=additional, **configs)
 
 
+Configure: TypeAlias = Callable[..., Any]
+BESIDE = {"draftwood": True}
+
+
 @pytest.fixture
-def enabled(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def configure(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """As `configured`, of a vLLM that was enabled twice. Fields in capitals are variables of the environment."""
     monkeypatch.setenv("DRAFTWOOD_MEMORY_TOKENS", "1024")
     second_runner.enable()
     second_runner.enable()
 
+    def configure(*method: str, **fields: Any) -> Any:
+        for name in filter(str.isupper, fields):
+            monkeypatch.setenv(name, fields[name])
+        return configured(*method, **{name: value for name, value in fields.items() if not name.isupper()})
 
-@pytest.mark.usefixtures("enabled")
-def test_the_second_runner_takes_our_drafts(caplog: pytest.LogCaptureFixture) -> None:
-    config = configured()
+    return configure
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_the_second_runner_takes_our_drafts(
+    hybrid: bool, configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of recurrent models too, if each row has a draft in each step."""
+    config = configure(model_is_hybrid=hybrid)
     assert (config.use_v2_model_runner, config.asynchronous) == (True, True)
     assert caplog.records == []
 
 
-@pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize(("method", "model"), [("suffix", "suffix"), ("custom_class", "another.Proposer")])
-def test_other_methods_are_as_they_were(method: str, model: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = configured(method, model)
+def test_other_methods_are_as_they_were(
+    method: str, model: str, configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configure(method, model)
     assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
     assert import_module(FACTORY).init_speculator(config, "cpu", None) == "vLLM's"
     assert caplog.records == []
 
 
-BESIDE = {"draftwood": True}
-
-
-@pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "draft_model"])
 def test_beside_a_drafter_vllm_makes_its_own_speculator_and_we_wrap_it(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    method: str, configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrapped: list[Any] = []
     module: Any = ModuleType("draftwood_vllm.beside")
     module.Beside = lambda *given: wrapped.append(given)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for additional, times in (({}, 0), ({"draftwood": False}, 0), (BESIDE, 1)):
-        config = configured(method, "a drafter", additional=additional)
+        config = configure(method, "a drafter", additional=additional)
         assert import_module(FACTORY).init_speculator(config, "cpu", None) == "vLLM's"
         assert wrapped == [(config, "cpu", "vLLM's")] * times
     assert caplog.records == []
 
 
-@pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize(
     ("method", "fields", "reason"),
     [
@@ -184,37 +183,26 @@ def test_beside_a_drafter_vllm_makes_its_own_speculator_and_we_wrap_it(
         ("eagle3", {"speculative_enable_adaptive_verification": True}, "it would judge their drafts by ours"),
         ("eagle3", {"parallel_pipeline_parallel_size": 2}, "pipeline_parallel_size=2: tried with 1 only"),
         ("eagle3", {"scheduler_max_num_seqs": 1 << 20}, "more than 10% of its 1024 MiB"),
+        ("eagle3", {"DRAFTWOOD_STRATEGY": "hybrid"}, "DRAFTWOOD_STRATEGY=hybrid: only trie drafts on devices"),
+        *(
+            ("eagle3", {"additional": {"draftwood": value}}, f"draftwood={value!r}: allowed are true and false")
+            for value in (1, "on", None, {"beside": True})
+        ),
     ],
 )
 def test_beside_what_it_does_not_work_with_vllm_does_not_start(
-    method: str, fields: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+    method: str, fields: dict[str, Any], reason: str, configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ValueError, match=r"^additional_config.draftwood=True: .*") as error:
-        configured(method, "a drafter", additional=BESIDE, **fields)
+    with pytest.raises(ValueError, match=r"^additional_config.draftwood=.*: .*") as error:
+        configure(method, "a drafter", **{"additional": BESIDE, **fields})
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
-    configured(method, "a drafter", **fields)  # without us
+    configure(method, "a drafter", **{**fields, "additional": {}})  # without us
     assert "draftwood" not in caplog.text
 
 
-@pytest.mark.usefixtures("enabled")
-@pytest.mark.parametrize("value", [1, "on", None, {"beside": True}])
-def test_the_option_is_true_or_false(value: object) -> None:
-    with pytest.raises(ValueError, match=r"additional_config.draftwood=.*: allowed are true and false") as error:
-        configured("eagle3", "a drafter", additional={"draftwood": value})
-    assert repr(value) in str(error.value)
-
-
-@pytest.mark.usefixtures("enabled")
-def test_beside_a_drafter_the_strategy_is_the_one_that_drafts_on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTWOOD_STRATEGY", "hybrid")
-    with pytest.raises(ValueError, match="DRAFTWOOD_STRATEGY=hybrid: only trie drafts on devices"):
-        configured("eagle3", "a drafter", additional=BESIDE)
-
-
-@pytest.mark.usefixtures("enabled")
-def test_a_drafters_own_configuration_is_not_checked_again() -> None:
-    config = configured("eagle3", "a drafter", additional=BESIDE)
+def test_a_drafters_own_configuration_is_not_checked_again(configure: Configure) -> None:
+    config = configure("eagle3", "a drafter", additional=BESIDE)
     config.others = ["something that the drafter has"]
     with pytest.raises(ValueError, match="vLLM takes its first model runner"):
         config.__post_init__()
@@ -222,10 +210,9 @@ def test_a_drafters_own_configuration_is_not_checked_again() -> None:
     config.__post_init__()
 
 
-@pytest.mark.usefixtures("enabled")
-def test_recurrent_models_have_both_as_vllm_has_its_own() -> None:
+def test_recurrent_models_have_both_as_vllm_has_its_own(configure: Configure) -> None:
     varying = {"speculative_num_speculative_tokens_per_batch_size": [(1, 8, 0)]}
-    assert configured("mtp", "a drafter", additional=BESIDE, model_is_hybrid=True, **varying).use_v2_model_runner
+    assert configure("mtp", "a drafter", additional=BESIDE, model_is_hybrid=True, **varying).use_v2_model_runner
 
 
 def test_without_speculation_there_is_nothing_to_be_beside() -> None:
@@ -233,23 +220,13 @@ def test_without_speculation_there_is_nothing_to_be_beside() -> None:
     assert second_runner._unfit_beside(config).startswith("there is no speculative_config; it goes with")
 
 
-def test_a_version_that_lacks_something_says_so_beside_a_drafter(vllm: Path) -> None:
-    states = vllm.joinpath("vllm/v1/worker/gpu/states.py")
-    states.write_text(states.read_text().replace("self.total_len = ", ""))
-    second_runner.enable()
-    with pytest.raises(ValueError, match=r"additional_config.draftwood=True: .*RequestState has no total_len"):
-        configured("eagle3", "a drafter", additional=BESIDE)
-
-
-@pytest.mark.usefixtures("enabled")
-def test_what_else_the_runner_cannot_do_stays_listed(caplog: pytest.LogCaptureFixture) -> None:
-    config = configured(others=["elastic expert parallelism"])
+def test_what_else_the_runner_cannot_do_stays_listed(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    config = configure(others=["elastic expert parallelism"])
     listed = ["speculative method 'custom_class'", "elastic expert parallelism"]
     assert config._get_v2_model_runner_unsupported_features() == listed
     assert caplog.records == []
 
 
-@pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -266,48 +243,28 @@ def test_what_else_the_runner_cannot_do_stays_listed(caplog: pytest.LogCaptureFi
             "drafts for 1048576 rows of 256 tokens and 17 tenants of 1024 tokens (max_num_seqs, DRAFTWOOD_MAX_TENANTS,"
             " DRAFTWOOD_MEMORY_TOKENS) take 1024 MiB of the device, more than 10% of its 1024 MiB",
         ),
+        ({"DRAFTWOOD_STRATEGY": "hybrid"}, "DRAFTWOOD_STRATEGY=hybrid: only trie drafts on devices"),
+        ({"DRAFTWOOD_MEMORY_TOKENS": "many"}, "memory_tokens"),
     ],
 )
 def test_what_is_not_drafted_for_on_the_device_takes_the_first_runner(
-    fields: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+    fields: dict[str, Any], reason: str, configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        config = configured(**fields)
+        config = configure(**fields)
         assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("drafts are made on the host, by vLLM's first model runner: ")
     assert reason in line
 
 
-@pytest.mark.usefixtures("enabled")
-def test_recurrent_models_are_drafted_for_where_each_row_has_a_draft_in_each_step() -> None:
-    assert configured(model_is_hybrid=True).use_v2_model_runner
-
-
-@pytest.mark.usefixtures("enabled")
-@pytest.mark.parametrize(
-    ("variable", "value", "reason"),
-    [
-        ("DRAFTWOOD_STRATEGY", "hybrid", "DRAFTWOOD_STRATEGY=hybrid: only trie drafts on devices"),
-        ("DRAFTWOOD_MEMORY_TOKENS", "many", "memory_tokens"),
-    ],
-)
-def test_settings_decide_too(
-    variable: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(variable, value)
-    assert not configured().use_v2_model_runner
-    assert reason in caplog.text
-
-
-@pytest.mark.usefixtures("enabled")
 def test_without_cuda_or_drafts_for_it_the_first_runner_stays(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device_support, "load", lambda: import_module("draftwood_strategies.no_device"))
-    assert not configured().use_v2_model_runner
+    assert not configure().use_v2_model_runner
     monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "is_cuda", lambda: False)
-    assert not configured().use_v2_model_runner
+    assert not configure().use_v2_model_runner
     assert "there are no drafts for devices: No module named" in caplog.text
     assert "there is no CUDA device" in caplog.text
 
@@ -332,15 +289,14 @@ def test_without_cuda_or_drafts_for_it_the_first_runner_stays(
             "        self.speculator.propose()\n        self.postprocess_sampled()",
             "sample_tokens does not note what was sampled before it asks for drafts",
         ),
-        ("vllm.v1.worker.gpu.states", "self.total_len = ", "", "RequestState has no total_len"),
+        ("vllm.v1.worker.gpu.states", "total_len", "length", "RequestState has no total_len"),
         ("vllm.v1.worker.gpu.input_batch", "idx_mapping", "slots", "InputBatch has no idx_mapping"),
         ("vllm.v1.core.sched.output", "prefill_token_ids", "tokens", "NewRequestData has no prefill_token_ids"),
         ("vllm.v1.core.sched.output", "class", "class:", "vLLM's files cannot be read"),
     ],
 )
 def test_if_something_is_missing_nothing_is_changed(vllm: Path, module: str, old: str, new: str, reason: str) -> None:
-    path = vllm.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    file = vllm.joinpath(*module.split("."), "__init__.py")
     file.write_text(file.read_text().replace(old, new))
     second_runner.enable()
     assert reason in second_runner.lacking()
@@ -349,10 +305,12 @@ def test_if_something_is_missing_nothing_is_changed(vllm: Path, module: str, old
     config = configured()
     assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
     assert not hasattr(import_module(FACTORY).init_speculator, "__wrapped__")
+    with pytest.raises(ValueError, match=f"additional_config.draftwood=True: .*{re.escape(reason)}"):
+        configured("eagle3", "a drafter", additional=BESIDE)
 
 
 def test_another_vllm_has_no_second_runner(tmp_path: Path) -> None:
-    assert missing(tmp_path) == f"vLLM has no {CONFIG}"
+    assert second_runner.missing(tmp_path) == f"vLLM has no {CONFIG}"
     assert second_runner.lacking() in ("vLLM is not installed", "")
 
 
@@ -361,12 +319,3 @@ def test_a_runner_that_was_imported_before_gets_the_factory_too(vllm: Path) -> N
     runner.init_speculator = import_module(FACTORY).init_speculator
     second_runner.enable()
     assert hasattr(runner.init_speculator, "__wrapped__")
-
-
-def test_the_reason_is_logged_in_one_process(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that vLLM starts inherit the environment."""
-    monkeypatch.setenv("DRAFTWOOD_FIRST_RUNNER", "")
-    with caplog.at_level(logging.WARNING):
-        second_runner.say_first_runner("it lacks this")
-        second_runner.say_first_runner("it lacks this")
-    assert len(caplog.records) == 1

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tests.memory.servers import Valkey, wait_for
 from tests.vllm.server import Server, running_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 RANDOM = random.Random(31)
 PROMPTS = [[1, *(RANDOM.randrange(10, 4000) for _ in range(20))] for _ in range(5)]
 HANGS = """
@@ -70,19 +70,13 @@ def hanging(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Valkey]:
-    with Valkey() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def served(store: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+def served(running: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     folder = tmp_path_factory.mktemp("serving")
     modules = [f"{name}={adapter(folder / name, seed)}" for seed, name in enumerate(("first", "second"))]
     flags = ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules]
     packages = (hanging(folder / "packages"),)
-    with running_server(*flags, packages=packages, DRAFTWOOD_STORE=store.url, DRAFTWOOD_TENANT="acme") as running:
-        yield running
+    with running_server(*flags, packages=packages, DRAFTWOOD_STORE=running.url, DRAFTWOOD_TENANT="acme") as served:
+        yield served
 
 
 def check_same(server: Server, model: str = "demo") -> list[list[int]]:
@@ -97,22 +91,25 @@ def test_tensor_parallel_ranks_behind_two_api_servers_in_compiled_mode() -> None
     """Both API servers show the same metrics: a scrape reaches either."""
     with running_server("--tensor-parallel-size", "2", "--api-server-count", "2", compiled=True) as (server, log):
         check_same(server)
-        time.sleep(1.5)
-        [first, *others] = [server.metrics() for _ in range(8)]
-        text = log.read_text()
+        assert server.counted("draftwood_draft_accepted_tokens_total") > 50
+
+        def alike() -> bool:
+            [first, *others] = [server.metrics() for _ in range(8)]
+            return all(other == first for other in others)
+
+        wait_for(alike, "eight scrapes that show the same", 60.0)
+        found, text = server.metrics(), log.read_text()
     assert text.count("drafting with trie") == 1
-    assert all(other == first for other in others)
-    assert first["draftwood_sequences_total", "", "trie"] == 10
-    assert first["draftwood_sequences_total", "", "none"] == 5
-    assert first["draftwood_draft_accepted_tokens_total", "", "trie"] > 50
-    assert first["draftwood_memory_memories",] == 1
+    assert found["draftwood_sequences_total", "", "trie"] == 10
+    assert found["draftwood_sequences_total", "", "none"] == 5
+    assert found["draftwood_memory_memories",] == 1
 
 
 def test_adapters_write_the_same_with_drafts_and_share_their_tenants_memory(served: tuple[Server, Path]) -> None:
     server, _ = served
     answers = {model: check_same(server, model) for model in ("demo", "first", "second")}
     assert answers["demo"] != answers["first"] != answers["second"]
-    wait_for(lambda: server.metric("draftwood_memory_learned_total") == 30, "all answers to be learned", 10.0)
+    wait_for(lambda: server.metric("draftwood_memory_learned_total") == 30, "all answers to be learned", 60.0)
     assert server.metric("draftwood_memory_memories") == 1
 
 
@@ -127,29 +124,29 @@ def test_a_strategy_that_hangs_costs_its_drafts_and_nothing_else(served: tuple[S
     assert 4.0 < time.monotonic() - began < 60.0
     assert "strategy 'hangs' is switched off for request" in log.read_text()
     assert "propose raised CallTimeoutError: no answer within 5 s" in log.read_text()
-    wait_for(lambda: server.metric("draftwood_draft_disabled_total", strategy="hangs") == 1, "its metric", 10.0)
-    before = server.metric("draftwood_draft_accepted_tokens_total")
+    before = server.counted("draftwood_draft_accepted_tokens_total")
+    assert server.metric("draftwood_draft_disabled_total", strategy="hangs") == 1
     assert server.write(PROMPTS[0]) == plain
-    wait_for(lambda: server.metric("draftwood_draft_accepted_tokens_total") > before, "drafts to go on", 10.0)
+    assert server.counted("draftwood_draft_accepted_tokens_total") > before  # drafts go on
 
 
-def test_a_store_that_dies_during_requests_costs_them_nothing(served: tuple[Server, Path], store: Valkey) -> None:
+def test_a_store_that_dies_during_requests_costs_them_nothing(served: tuple[Server, Path], running: Valkey) -> None:
     server, _ = served
     plain = [server.write(prompt, draftwood="off") for prompt in PROMPTS]
     began = time.monotonic()
     for prompt, expected in zip(PROMPTS, plain, strict=True):
         assert server.write(prompt) == expected
     alone = time.monotonic() - began
-    assert server.metric("draftwood_store_up") == 1
+    assert server.counted("draftwood_store_up") == 1
     with ThreadPoolExecutor() as pool:
-        running = [pool.submit(server.write, prompt) for prompt in PROMPTS]
-        store.kill()
-        assert [one.result() for one in running] == plain
-    wait_for(lambda: server.metric("draftwood_store_up") == 0, "the store to be missed", 10.0)
-    before, began = server.metric("draftwood_draft_accepted_tokens_total"), time.monotonic()
+        asked = [pool.submit(server.write, prompt) for prompt in PROMPTS]
+        running.kill()
+        assert [one.result() for one in asked] == plain
+    wait_for(lambda: server.metric("draftwood_store_up") == 0, "the store to be missed", 60.0)
+    before, began = server.counted("draftwood_draft_accepted_tokens_total"), time.monotonic()
     assert [server.write(prompt) for prompt in PROMPTS] == plain
     assert time.monotonic() - began < 5 * alone + 2.0
-    wait_for(lambda: server.metric("draftwood_draft_accepted_tokens_total") > before + 50, "drafts to go on", 10.0)
-    store.start()
-    wait_for(lambda: server.metric("draftwood_store_up") == 1, "the store to be back", 30.0)
-    wait_for(lambda: server.metric("draftwood_store_pending") == 0, "what waited to be stored", 30.0)
+    assert server.counted("draftwood_draft_accepted_tokens_total") > before + 50  # drafts go on
+    running.start()
+    wait_for(lambda: server.metric("draftwood_store_up") == 1, "the store to be back", 60.0)
+    wait_for(lambda: server.metric("draftwood_store_pending") == 0, "what waited to be stored", 60.0)

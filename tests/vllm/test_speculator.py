@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from queue import SimpleQueue
 from threading import Barrier
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -36,9 +35,23 @@ class Runner:
             total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32)),
             last_sampled_tokens=torch.zeros((ROWS, 1), dtype=torch.int64),
         )
+        self.temperatures = torch.zeros(ROWS)
         self.model_memory_usage = 0
         self.speculator: Any = None
         self.speculator = speculator(config, torch.device("cpu"))
+
+    @property
+    def ours(self) -> Any:
+        """Our part of the speculator, which drafts alone or beside another."""
+        return self.speculator.propose.__self__
+
+    @property
+    def memory(self) -> Any:
+        return self.ours._opened.drafts
+
+    def close(self) -> None:
+        if self.ours._opened is not None:
+            self.ours._opened.close()
 
     def load_model(self) -> str:
         return "loaded"
@@ -72,9 +85,13 @@ class Runner:
         ones = torch.ones(len(names), dtype=torch.int32)
         indexes = torch.tensor([*states.req_id_to_index.values()], dtype=torch.int64)
         batch = SimpleNamespace(num_reqs=len(names), req_ids=names, idx_mapping=indexes)
+        last, temperatures = states.last_sampled_tokens, self.temperatures
         return self.speculator.propose(
-            batch, None, None, None, None, ones, 0 * ones, states.last_sampled_tokens, None, None, None, mm_inputs=None
+            batch, None, None, None, None, ones, 0 * ones, last, None, temperatures, None, mm_inputs=None
         )
+
+
+Load: TypeAlias = Callable[..., Runner]
 
 
 def new(name: str, prompt: Sequence[int] = PROMPT, output: Sequence[int] = (), tokens: int = 30, **options: Any) -> Any:
@@ -93,35 +110,34 @@ def config(rows: int = ROWS) -> Any:
         speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
         scheduler_config=SimpleNamespace(max_num_seqs=rows),
         model_config=SimpleNamespace(max_model_len=LENGTH, get_vocab_size=lambda: 1000),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
     )
 
 
 class Group:
-    """A rank in vLLM's group of tensor parallelism, here a thread."""
+    """A rank in vLLM's group of tensor parallelism, here a thread.
 
-    def __init__(self, rank: int, mailboxes: list[SimpleQueue[Any]], barrier: Barrier) -> None:
-        self.rank_in_group, self.world_size = rank, len(mailboxes)
-        self._mailboxes, self._barrier = mailboxes, barrier
+    Args:
+        values: of each rank, which all share.
+    """
+
+    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
+        self.rank_in_group, self.world_size = rank, len(values)
+        self._values, self._barrier = values, barrier
         self.cpu_group = self
         self.messages = 0
 
     def broadcast_object(self, value: Any, src: int) -> Any:
         assert src == 0  # through shared memory, of which the first rank alone is the writer
         self.messages += 1
-        return self._broadcast(value, src)
+        return self.gathered(value)[src]
 
-    def _broadcast(self, value: Any, src: int) -> Any:
-        if self.rank_in_group == src:
-            for rank, mailbox in enumerate(self._mailboxes):
-                if rank != src:
-                    mailbox.put(value)
-        else:
-            value = self._mailboxes[self.rank_in_group].get(timeout=10)
-        self._barrier.wait(10)
-        return value
-
-    def gather(self, votes: list[bool], value: bool) -> None:
-        votes[:] = [self._broadcast(value, rank) for rank in range(self.world_size)]
+    def gathered(self, value: Any) -> list[Any]:
+        self._values[self.rank_in_group] = value
+        self._barrier.wait(60)
+        found = [*self._values]
+        self._barrier.wait(60)
+        return found
 
 
 @pytest.fixture
@@ -146,7 +162,11 @@ def speculator(monkeypatch: pytest.MonkeyPatch, groups: list[Any]) -> Iterator[A
     ours = import_module("draftwood_vllm.speculator")
     made = device_support.DeviceModule(DeviceSizes, DeviceTrie)
     monkeypatch.setattr(device_support, "load", lambda: made)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda votes, value, group: group.gather(votes, value))
+
+    def gather(votes: list[bool], value: bool, group: Group) -> None:
+        votes[:] = group.gathered(value)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     monkeypatch.setattr(ours, "served_model", lambda config: ServedModel(None, "model", {}, 1000))
     monkeypatch.setenv("DRAFTWOOD_MEMORY_TOKENS", "1024")
     yield ours.Speculator
@@ -154,26 +174,38 @@ def speculator(monkeypatch: pytest.MonkeyPatch, groups: list[Any]) -> Iterator[A
     logging.getLogger("draftwood").propagate = True
 
 
-def loaded(speculator: Any, rows: int = ROWS) -> Runner:
-    runner = Runner(config(rows), speculator)
-    assert runner.load_model() == "loaded"
-    return runner
+@pytest.fixture
+def load(speculator: Any) -> Iterator[Load]:
+    """Makes a runner whose model is loaded; its memory is closed after the test."""
+    made: list[Runner] = []
+
+    def loaded(make: Any = speculator, rows: int = ROWS) -> Runner:
+        made.append(Runner(config(rows), make))
+        assert made[-1].load_model() == "loaded"
+        return made[-1]
+
+    yield loaded
+    for runner in made:
+        runner.close()
 
 
-def test_requests_are_drafted_for_and_learned(speculator: Any) -> None:
-    runner = loaded(speculator)
+@pytest.fixture
+def runner(load: Load) -> Runner:
+    return load()
+
+
+def test_requests_are_drafted_for_and_learned(runner: Runner) -> None:
+    """The arena is left free of vLLM's cache."""
+    assert runner.model_memory_usage == DeviceSizes(ROWS, LENGTH, 17, 1024, LONGEST, LONGEST).nbytes
     assert runner.step([new("a")]).tolist() == [[6, 7, 8, 9]]
     assert runner.step([new("b", [1])]).tolist() == [[7, 8, 9, 5], [7, 7, 7, 7]]
-    memory = runner.speculator._opened.drafts
     runner.step(finished=["a", "b"])
-    assert (len(memory), len(runner.speculator._drafts)) == (0, 0)
-    memory.take_in()
-    assert memory.memory.counters().learned == 2
-    runner.speculator._opened.close()
+    assert (len(runner.memory), len(runner.ours._drafts)) == (0, 0)
+    runner.memory.take_in()
+    assert runner.memory.memory.counters().learned == 2
 
 
-def test_a_tenants_answers_are_drafted_for_its_requests_alone(speculator: Any) -> None:
-    runner = loaded(speculator)
+def test_a_tenants_answers_are_drafted_for_its_requests_alone(runner: Runner) -> None:
     runner.step([new("a", draftwood_tenant="acme")])
     for _ in range(6):
         runner.step()
@@ -182,59 +214,40 @@ def test_a_tenants_answers_are_drafted_for_its_requests_alone(speculator: Any) -
         new("c", [1], draftwood_tenant="other"),
         new("d", [1], draftwood="off"),
     ]
-    drafts = runner.step(others, finished=["a"]).tolist()
-    assert drafts == [[8, 9, 5, 6], [7] * 4, [7] * 4]
-    runner.speculator._opened.close()
+    drafts = runner.step(others, finished=["a"])
+    assert drafts.tolist() == [[8, 9, 5, 6], [7] * 4, [7] * 4]
 
 
-def test_the_confidences_are_there_for_adaptive_verification(speculator: Any) -> None:
-    runner = loaded(speculator)
+def test_the_confidences_are_there_for_adaptive_verification(runner: Runner) -> None:
     runner.speculator.enable_adaptive_verification = True
     runner.step([new("a", tokens=4), new("b", draftwood="off")])
     confidences = runner.speculator.draft_token_confidence_probs[:2]
     assert confidences[0].tolist() == pytest.approx([0.9, 0.9, 0, 0])
     assert confidences[1].tolist() == [0] * LONGEST
-    runner.speculator._opened.close()
 
 
-def test_vllms_own_requests_are_not_drafted_for(speculator: Any) -> None:
-    runner = loaded(speculator)
+def test_vllms_own_requests_are_not_drafted_for(runner: Runner) -> None:
     drafts = runner.step([new("_warmup_0_"), new("_v2_mixed_warmup_decode_"), new("pooling")])
     assert drafts.tolist() == [[5] * 4, [5] * 4, [6, 7, 8, 9]]
-    assert len(runner.speculator._opened.drafts) == 1
-    batch = SimpleNamespace(num_reqs=3)
-    nothing = [None] * 7
-    assert runner.speculator.propose(batch, *nothing, dummy_run=True, is_profile=True).shape == (3, LONGEST)
-    runner.speculator._opened.close()
+    assert len(runner.memory) == 1
+    dummy = runner.speculator.propose(SimpleNamespace(num_reqs=3), *[None] * 7, dummy_run=True, is_profile=True)
+    assert dummy.shape == (3, LONGEST)
 
 
-def test_a_preempted_request_goes_on_in_another_row(speculator: Any) -> None:
-    runner = loaded(speculator)
+def test_a_preempted_request_goes_on_in_another_row(runner: Runner) -> None:
     runner.step([new("a"), new("b", [1])])
     runner.step(preempted=["a"])
-    assert len(runner.speculator._drafts) == 1
+    assert len(runner.ours._drafts) == 1
     drafts = runner.step([new("c", [1]), new("a", output=[5, 6])]).tolist()
     assert drafts[-1] == [8, 9, 5, 6]
     runner.step(finished=["a", "b", "c"])
-    memory = runner.speculator._opened.drafts
-    memory.take_in()
-    [resident] = memory.memory.residents.all()
+    runner.memory.take_in()
+    [resident] = runner.memory.memory.residents.all()
     assert [5, 6, 7] in [logged.record.tokens.tolist() for logged in resident.log]
-    runner.speculator._opened.close()
 
 
-def test_the_arena_is_left_free_of_the_cache(speculator: Any) -> None:
-    runner = loaded(speculator)
-    sizes = DeviceSizes(ROWS, LENGTH, 17, 1024, LONGEST, LONGEST)
-    assert runner.model_memory_usage == sizes.nbytes
-    runner.speculator._opened.close()
-
-
-def test_an_arena_that_does_not_fit_costs_the_drafts_and_one_line(
-    speculator: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    runner = loaded(speculator, rows=2000)
-    assert runner.step([new("a")]).tolist() == [[5] * 4]
+def test_an_arena_that_does_not_fit_costs_the_drafts_and_one_line(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    assert load(rows=2000).step([new("a")]).tolist() == [[5] * 4]
     sizes = "drafts for 2000 rows of 256 tokens and 17 tenants of 1024 tokens"
     settings = "(max_num_seqs, DRAFTWOOD_MAX_TENANTS, DRAFTWOOD_MEMORY_TOKENS)"
     needed = DeviceSizes(2000, LENGTH, 17, 1024, LONGEST, LONGEST).nbytes
@@ -244,32 +257,24 @@ def test_an_arena_that_does_not_fit_costs_the_drafts_and_one_line(
     ]
 
 
-def test_a_failure_costs_the_drafts_and_no_step(speculator: Any, caplog: pytest.LogCaptureFixture) -> None:
-    runner = loaded(speculator)
-    runner.step([new("a")])
-    runner.speculator._drafts._trie.propose_chains = None
-    for token in (6, 7):
+def test_a_failure_costs_the_drafts_and_no_step_and_one_of_the_memory_no_draft(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks must not differ in whether they draft."""
+    runner.memory.written = None
+    assert runner.step([new("a")]).tolist() == [[6, 7, 8, 9]]
+    assert runner.step().tolist() == [[7, 8, 9, 5]]
+    assert caplog.text.count("is learned by this process alone") == 1
+    runner.ours._drafts._trie.propose_chains = None
+    for token in (7, 8):
         assert runner.step().tolist() == [[token] * 4]
     assert caplog.text.count("goes on without drafts of Draftwood") == 1
     runner.step(finished=["a"])
 
 
-def test_a_memory_that_fails_costs_no_draft(
-    speculator: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks must not differ in whether they draft."""
-    runner = loaded(speculator)
-    monkeypatch.setattr(runner.speculator._opened.drafts, "written", None)
-    assert runner.step([new("a")]).tolist() == [[6, 7, 8, 9]]
-    assert runner.step().tolist() == [[7, 8, 9, 5]]
-    assert caplog.text.count("is learned by this process alone") == 1
-    runner.speculator._opened.close()
-
-
-def test_it_does_without_a_runner_that_it_does_not_know(speculator: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_does_without_a_runner_that_it_does_not_know(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     del sys.modules[RUNNER].GPUModelRunner
-    runner = loaded(speculator)
-    assert runner.step([new("a")]).tolist() == [[5] * 4]
+    assert load().step([new("a")]).tolist() == [[5] * 4]
     assert "it cannot be bound to the model runner" in caplog.text
 
 
@@ -277,44 +282,49 @@ class Ranks:
     """Two runners, each on a thread of its own."""
 
     def __init__(self, speculator: Any, groups: list[Any]) -> None:
-        mailboxes: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
-        barrier = Barrier(2)
-        self.groups = [Group(rank, mailboxes, barrier) for rank in range(2)]
+        values, barrier = [None, None], Barrier(2)
+        self.groups = [Group(rank, values, barrier) for rank in range(2)]
         self.runners = [Runner(config(), speculator) for _ in range(2)]
         self._threads = [ThreadPoolExecutor(1) for _ in range(2)]
         groups += self.groups
-        self.both(lambda runner: runner.load_model())
+        self._both(lambda runner: runner.load_model())
 
-    def both(self, work: Any) -> list[Any]:
+    def steps(self) -> Iterator[tuple[bool, torch.Tensor]]:
+        """Steps in which requests of two tenants come and go: whether any came, and the drafts of either rank."""
+        for number in range(12):
+            comes = number % 3 == 0
+            joins = [new(f"{number}", [*PROMPT, number], draftwood_tenant="ab"[number % 2])] if comes else []
+            gone = [f"{number - 6}"] if comes and number >= 6 else []
+            one, other = self._both(lambda runner, joins=joins, gone=gone: runner.step(joins, gone).clone())
+            assert torch.equal(one, other)
+            yield comes, one
+
+    def close(self) -> None:
+        for runner in self.runners:
+            runner.close()
+
+    def _both(self, work: Any) -> list[Any]:
         """What each runner's work returns."""
         waiting = [thread.submit(work, runner) for thread, runner in zip(self._threads, self.runners, strict=True)]
-        return [one.result(30) for one in waiting]
+        return [one.result(120) for one in waiting]
 
 
 def test_ranks_draft_alike_and_exchange_no_drafts(speculator: Any, groups: list[Any]) -> None:
     """What only the first one knows, tenants and what the store brings, it tells the others as requests join."""
     ranks = Ranks(speculator, groups)
-    leaders = [runner.speculator._opened is not None for runner in ranks.runners]
-    assert sorted(leaders) == [False, True]
-    leader = ranks.runners[leaders.index(True)].speculator._opened
-    drafted = 0
-    for number in range(12):
-        joins = [new(f"{number}", [1, 2], draftwood_tenant="ab"[number % 2])] if number % 3 == 0 else []
-        gone = [f"{number - 6}"] if number % 3 == 0 and number >= 6 else []
-        region = next(iter(leader.drafts._live.values())).region if number else ""
-        leader.drafts._changes.put((region, torch.arange(number, number + 5, dtype=torch.int32).numpy()))
-        messages = [group.messages for group in ranks.groups]
-        one, other = ranks.both(lambda runner, joins=joins, gone=gone: runner.step(joins, gone).clone())
-        assert torch.equal(one, other)
-        assert [group.messages - before for group, before in zip(ranks.groups, messages, strict=True)] == [
-            int(bool(joins))
-        ] * 2
-        drafted += int((one != one[:, -1:]).sum())
+    [leader] = [runner for runner in ranks.runners if runner.ours._opened is not None]
+    drafted, told = 0, [group.messages for group in ranks.groups]
+    for number, (comes, drafts) in enumerate(ranks.steps()):
+        told = [before + comes for before in told]
+        assert [group.messages for group in ranks.groups] == told
+        drafted += int((drafts != drafts[:, -1:]).sum())
+        region = next(iter(leader.memory._live.values())).region
+        leader.memory._changes.put((region, torch.arange(number, number + 5, dtype=torch.int32).numpy()))
     assert drafted > 10
-    tries = [runner.speculator._drafts._trie for runner in ranks.runners]
+    tries = [runner.ours._drafts._trie for runner in ranks.runners]
     assert tries[0].tenants == tries[1].tenants
     assert any(len(texts) > 1 for texts in tries[0].tenants.values())
-    leader.close()
+    ranks.close()
 
 
 def test_a_rank_that_cannot_draft_costs_all_their_drafts(
@@ -331,8 +341,6 @@ def test_a_rank_that_cannot_draft_costs_all_their_drafts(
     device = device_support.DeviceModule(DeviceSizes, only_one)
     monkeypatch.setattr(device_support, "load", lambda: device)
     ranks = Ranks(speculator, groups)
-    assert [runner.speculator._drafts for runner in ranks.runners] == [None, None]
-    assert sorted("no memory" in record.getMessage() for record in caplog.records if record.levelno >= 40) == [
-        False,
-        True,
-    ]
+    assert [runner.ours._drafts for runner in ranks.runners] == [None, None]
+    problems = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert sorted("no memory" in problem for problem in problems) == [False, True]

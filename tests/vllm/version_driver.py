@@ -1,4 +1,6 @@
-"""Drives the second runner's own classes of a version of vLLM, on CPU tensors, and prints one JSON object.
+"""Drives the second runner's own classes of a version of vLLM, on CPU tensors, and prints one JSON object: of our
+drafts alone; of ours beside the version's class for EAGLE-3, which drafts what is said here; and how often its own
+rejection sampler writes each token after drafts of both kinds. "BESIDE" is logged before the second part.
 
 The folder of the version is first on the path; libraries are those of the build for CPUs. Its kernels are interpreted.
 The runner is made without a model: what it samples is said here, and goes through its own state.
@@ -22,9 +24,18 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from tests.vllm.second_driver import interpret_log1p
+
 ROWS, LONGEST = 4, 4
 SPECULATION = {"method": "custom_class", "model": "draftwood_vllm.Proposer", "num_speculative_tokens": LONGEST}
 CYCLE = [5, 6, 7, 8, 9]
+WRONG = [1, 2, 3, 4]
+REQUESTS, PLACES = 200, 2
+TARGET = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
+"""What a model's tokens are, in two places."""
+DRAWN = torch.tensor([0.1, 0.1, 0.4, 0.4])
+"""What a drafter draws in each of them."""
+OURS = [0, 3]
 
 
 def prepared() -> None:
@@ -154,26 +165,99 @@ class Steps:
         )
 
 
-def main(model: str) -> None:
-    prepared()
+def drafted_alone(model: str) -> dict[str, Any]:
+    """What requests accept of ours, and what is learned."""
     config = configured(model)
-    answer: dict[str, Any] = {
-        "runner": config.use_v2_model_runner,
-        "asynchronous": config.scheduler_config.async_scheduling,
-    }
     runner = runner_of(config)
     steps = Steps(runner)
     accepted = [steps.step({"a1": CYCLE, "b1": [5]})]
     accepted += [steps.step({}) for _ in range(3)]
     memory = runner.speculator._opened.drafts
     steps.step({"a2": [9], "c1": [9]}, {"a1", "b1"})
-    answer["accepted"], answer["of the tenant"] = accepted, steps.step({})
+    of_tenant = steps.step({})
     steps.step({}, {"a2", "c1"})
     memory.take_in()
-    answer["learned"], answer["off"] = memory.memory.counters().learned, runner.speculator._drafts is None
+    found = {
+        "runner": config.use_v2_model_runner,
+        "asynchronous": config.scheduler_config.async_scheduling,
+        "accepted": accepted,
+        "of the tenant": of_tenant,
+        "learned": memory.memory.counters().learned,
+        "off": runner.speculator._drafts is None,
+    }
     runner.speculator._opened.close()
-    print(json.dumps(answer))
+    return found
+
+
+def drafted_beside(model: str, head: str) -> dict[str, Any]:
+    """What requests accept while theirs is wrong, and what a failure of ours leaves."""
+    eagle: Any = import_module("vllm.v1.worker.gpu.spec_decode.eagle.speculator")
+    base: Any = import_module("vllm.v1.worker.gpu.spec_decode.speculator")
+
+    class Drafter(eagle.EagleSpeculator):  # type: ignore[misc]
+        def propose(self, input_batch: Any, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.tensor(WRONG).repeat(input_batch.num_reqs, 1)
+
+    eagle.EagleSpeculator = Drafter
+    speculation = {"method": "eagle3", "model": head, "num_speculative_tokens": LONGEST}
+    config = configured(model, speculation, additional_config={"draftwood": True})
+    runner = runner_of(config)
+    steps = Steps(runner)
+    ours = runner.speculator.propose.__self__
+    accepted = [steps.step({"a1": CYCLE, "b1": [5]})]
+    accepted += [steps.step({}) for _ in range(2)]
+    ours._drafts._trie.propose_chains = None
+    steps.step({})
+    return {
+        "runner": config.use_v2_model_runner,
+        "theirs": isinstance(runner.speculator, base.DraftModelSpeculator),
+        "accepted": accepted,
+        "after": steps.drafts["a1"],
+        "off": ours._drafts is None,
+    }
+
+
+def sampled() -> dict[int, list[list[int]]]:
+    """How often each token is written by requests that verify ours, theirs, and one token of ours before theirs."""
+    beside: Any = import_module("draftwood_vllm.beside")
+    sampler: Any = import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
+    random = torch.Generator().manual_seed(3)
+    vocabulary, rows = TARGET.shape[1], 3 * REQUESTS
+    logits = DRAWN.log().expand(rows, PLACES, vocabulary).clone()
+    theirs = torch.multinomial(DRAWN.expand(rows * PLACES, -1), 1, generator=random).view(rows, PLACES)
+    counts = torch.arange(3, dtype=torch.int32).repeat_interleave(REQUESTS)
+    tokens = torch.where(torch.arange(PLACES) < counts[:, None], torch.tensor(OURS), theirs)
+    index = torch.arange(rows, dtype=torch.int32)
+    beside.OneHot(logits).mark(index, tokens, counts)
+    each = PLACES + 1
+    target = torch.cat([TARGET, TARGET[:1]]).log().repeat(rows, 1)
+    written, lengths = sampler.rejection_sample(
+        target,
+        logits,
+        torch.cat([torch.zeros(rows, 1, dtype=torch.int64), tokens], 1).reshape(-1).to(torch.int32),
+        torch.arange(rows + 1, dtype=torch.int32) * each,
+        torch.arange(each).repeat(rows) + 7,
+        index,
+        index.repeat_interleave(each),
+        torch.arange(each, dtype=torch.int32).repeat(rows),
+        torch.ones(rows),
+        torch.arange(rows) * 7919 + 1,
+        PLACES,
+    )
+    found = {}
+    for kind in range(3):
+        mine = counts == kind
+        first = torch.bincount(written[mine, 0], minlength=vocabulary)
+        second = torch.bincount(written[mine & (lengths > 1), 1], minlength=vocabulary)
+        found[kind] = [first.tolist(), second.tolist()]
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    model, head = sys.argv[1:]
+    prepared()
+    interpret_log1p()
+    alone = drafted_alone(model)
+    for stream in (sys.stdout, sys.stderr):
+        print("BESIDE", file=stream, flush=True)
+    print(json.dumps({"alone": alone, "beside": drafted_beside(model, head), "sampled": sampled()}))
