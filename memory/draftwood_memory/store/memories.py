@@ -55,14 +55,16 @@ end
 redis.call('HSET', KEYS[1], 'v', schema, 'n:' .. field, name)
 if tokens ~= '' then redis.call('HSET', KEYS[1], 't:' .. field, tokens) end
 expire(KEYS[1], hash_expiry)
+if begins == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return {false, metadata(arm)} end
 local id
 for i = 12, #ARGV do id = redis.call('XADD', KEYS[2], strategy, '~', threshold, '*', 'e', ARGV[i]) end
 expire(KEYS[2], expiry)
 return {id, metadata(arm)}
 """
 )
-"""Writes entries unless the memory is in a later epoch, or of a newer version, or is to begin and has begun. The hash
-comes first: where a right or the room is missing, no entry is without its name."""
+"""Writes entries unless the memory is in a later epoch, or of a newer version, or is to begin and has begun; of one
+that has lost its hash alone, that is written. The hash comes first: where a right or the room is missing, no entry is
+without its name."""
 _PURGE = (
     _METADATA
     + """
