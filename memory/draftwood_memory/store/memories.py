@@ -55,7 +55,7 @@ end
 redis.call('HSET', KEYS[1], 'v', schema, 'n:' .. field, name)
 if tokens ~= '' then redis.call('HSET', KEYS[1], 't:' .. field, tokens) end
 expire(KEYS[1], hash_expiry)
-if begins == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return {false, metadata(arm)} end
+if begins == '1' and redis.call('XLEN', KEYS[2]) > 0 then return {false, metadata(arm)} end
 local id
 for i = 12, #ARGV do id = redis.call('XADD', KEYS[2], strategy, '~', threshold, '*', 'e', ARGV[i]) end
 expire(KEYS[2], expiry)
